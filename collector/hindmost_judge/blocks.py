@@ -27,10 +27,10 @@ class Blocks:
     none; ``collectives`` is how many synchronise.
 
     Of steps: ``period`` [S] is the job's step time, ``starts`` [S] the first interval of each. Of a rank in a step,
-    [R, S]: ``own`` is self time, ``parts`` what it consists of, by phase; ``delay`` how much later than its median peer
-    a rank was through its own work; ``wait`` what it waited in collectives, ``transfer`` what they took beyond that,
-    ``caused`` what it made each other one wait, ``last`` the share of collectives that it entered last; ``work`` its
-    samples or tokens; ``took`` how long its host was in the step, ``ended`` when it left it (job clock).
+    [R, S]: ``self_time``, and the ``parts`` that it consists of, by phase; ``delay`` how much later than its median
+    peer a rank was through its own work; ``wait`` what it waited in collectives, ``transfer`` what they took beyond
+    that, ``caused`` what it made each other one wait, ``last`` the share of collectives that it entered last; ``work``
+    its samples or tokens; ``took`` how long its host was in the step, ``ended`` when it left it (job clock).
 
     Of intervals: ``intervals`` [R, K] is the delay in each, ``interval_step`` [K] the index of its step,
     ``comm_class`` [K] the class of the communicators that it ends with, ``overlapping`` [K] whether computing goes on
@@ -50,7 +50,7 @@ class Blocks:
     ranks: Ints
     steps: Ints
     period: Floats
-    own: Floats
+    self_time: Floats
     delay: Floats
     intervals: Floats
     interval_step: Ints

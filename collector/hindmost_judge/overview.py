@@ -71,7 +71,8 @@ class Overview:
 def of(blocks: Blocks, delay: Floats) -> Overview:
     """The same arrays, not copied, with the ``delay`` [R, S] by which ranks are judged."""
     planes = {name: blocks.parts[name] for name in PLANES if name in blocks.parts}
-    planes |= {name: getattr(blocks, name) for name in ("own", "wait", "transfer", "caused", "last")}
+    planes |= {name: getattr(blocks, name) for name in ("wait", "transfer", "caused", "last")}
+    planes["own"] = blocks.self_time
     planes["delay"] = delay if delay.shape == blocks.delay.shape else blocks.delay
     saved = blocks.parts.get("checkpoint")
     longest = np.zeros(len(blocks.steps)) if saved is None else np.max(or_zero(saved), axis=0, initial=0.0)

@@ -174,7 +174,7 @@ def _judged_by(needed: Floats, blocks: Blocks) -> Blocks | None:
     delay = needed - peers_median(needed)
     return replace(
         blocks,
-        own=needed,
+        self_time=needed,
         delay=delay,
         intervals=or_zero(delay),
         interval_step=np.arange(len(blocks.steps)),

@@ -95,7 +95,7 @@ def queued_by_main(blocks: Blocks) -> Floats | None:
     if queue is None or np.isnan(queue).all():
         return None
     usual = or_zero(mean(queue))[:, None]
-    most = np.maximum(blocks.delay, 0.0) if on_gpus(blocks) else blocks.own
+    most = np.maximum(blocks.delay, 0.0) if on_gpus(blocks) else blocks.self_time
     return np.asarray(np.clip(np.where(np.isnan(queue), usual, queue), 0.0, np.nan_to_num(most, nan=np.inf)))
 
 
@@ -334,7 +334,9 @@ def cpu_beyond_peers(blocks: Blocks, row: int, columns: Array) -> Floats:
     if "cpu" not in blocks.parts:
         return np.full(len(columns), np.nan)
     cpu, inside = blocks.parts["cpu"][:, columns], (blocks.wait + blocks.transfer)[:, columns]
-    worked = blocks.own[:, columns] - or_zero(blocks.parts.get("input", np.zeros_like(blocks.own)))[:, columns]
+    worked = (
+        blocks.self_time[:, columns] - or_zero(blocks.parts.get("input", np.zeros_like(blocks.self_time)))[:, columns]
+    )
     others = np.arange(len(cpu)) != row
     spent = median(median((cpu - worked)[others], axis=1) / median(inside[others], axis=1))
     used = cpu - np.clip(spent, 0.0, 1.0) * inside

@@ -325,7 +325,7 @@ def computed_delay(blocks: Blocks) -> Floats:
     else it waits for its host; 0 where nothing tells."""
     if blocks.starvation is None:
         return np.zeros(blocks.delay.shape)
-    return or_zero(cohorts.beyond_peers(blocks.own - blocks.starvation, blocks.cohort))
+    return or_zero(cohorts.beyond_peers(blocks.self_time - blocks.starvation, blocks.cohort))
 
 
 def alike_steps(steps: Ints, late: Floats) -> list[Ints]:

@@ -108,7 +108,7 @@ def of(blocks: Blocks, columns: Array | None = None) -> Loading | None:
         return np.full(len(blocks.ranks), np.nan) if found is None else found
 
     workers = or_zero(level("children")) >= _WORKERS
-    queue, own = blocks.parts.get("self_runqueue", blocks.parts.get("runqueue")), blocks.own[:, held]
+    queue, own = blocks.parts.get("self_runqueue", blocks.parts.get("runqueue")), blocks.self_time[:, held]
     queued = np.full(len(blocks.ranks), np.nan)
     if queue is not None and own.any():  # it queues in its input as in the rest of its self time
         part = np.clip(mean(inputs[:, held]) / np.maximum(mean(own), 1.0), 0.0, 1.0)

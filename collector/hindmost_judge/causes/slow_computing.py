@@ -199,7 +199,7 @@ def _computing_in_forward(blocks: Blocks) -> Floats | None:
     if blocks.computing is not None:
         return blocks.computing
     inside = blocks.joined is not None and bool(blocks.joined.gathers.any()) and not blocks.overlapped
-    return blocks.own if inside else None
+    return blocks.self_time if inside else None
 
 
 def _longer(blocks: Blocks, row: int, columns: Array) -> float:

@@ -103,7 +103,7 @@ def in_collectives(blocks: Blocks, settings: Settings) -> Blocks:
     held[:, np.searchsorted(blocks.interval_step, steps)] = extra[:, steps]
     return replace(
         blocks,
-        own=blocks.own + late,
+        self_time=blocks.self_time + late,
         delay=blocks.delay + late - peers_median(late),
         intervals=blocks.intervals + held - peers_median(held),
         transfer=blocks.transfer - late[rows[0]],

@@ -426,7 +426,7 @@ def taken_off(blocks: Blocks, row: int, columns: Array) -> float:
     """Ns a step that a stage's GPU waits for its host and that is no part of how late it is."""
     if blocks.starvation is None:
         return 0.0
-    own = cohorts.beyond_peers(blocks.own[:, columns], blocks.cohort)[row]
+    own = cohorts.beyond_peers(blocks.self_time[:, columns], blocks.cohort)[row]
     return max(float(np.nan_to_num(average(own - blocks.delay[row, columns]))), 0.0)
 
 
@@ -457,7 +457,7 @@ def _longer_computing(blocks: Blocks, row: int, columns: Array) -> float:
         return 0.0
     if blocks.intervals.shape != grid.start.shape or not (grid.enqueue[row] > 0).any():
         return 0.0
-    own = matching.own_time(grid, blocks.overlapping)[row]
+    own = matching.self_time(grid, blocks.overlapping)[row]
     launched = grid.start[row] - grid.enqueue[row] > or_zero(own) + CLOCKS_NS
     held = np.isin(blocks.interval_step, columns) & launched & ~blocks.overlapping
     return max(float(np.nan_to_num(blocks.intervals[row, held]).sum()) / len(columns), 0.0)

@@ -89,7 +89,7 @@ def _levels(blocks: Blocks, stage: Ints, named: Array) -> Floats | None:
     rows = [np.flatnonzero((stage == one) & ~named) for one in range(int(stage.max()) + 1)]
     if any(len(row) == 0 for row in rows):
         return None
-    own = blocks.own - (blocks.starvation if blocks.starvation is not None else 0.0)
+    own = blocks.self_time - (blocks.starvation if blocks.starvation is not None else 0.0)
     for name in OF_HOST:
         if name in blocks.parts:
             host = or_zero(blocks.parts[name])

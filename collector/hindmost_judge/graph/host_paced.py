@@ -58,7 +58,7 @@ def by_work(blocks: Blocks) -> Blocks:
     parts |= {name: built.host[at] for at, name in enumerate(built.phases) if name != BETWEEN}
     return replace(
         blocks,
-        own=own,
+        self_time=own,
         took=own - built.host[-1],
         delay=delay,
         intervals=delay,
@@ -102,7 +102,7 @@ def of_phase(blocks: Blocks, phase: str) -> Blocks:
     beyond = own - paces(own, blocks.cohort)[0]
     left_out = {*blocks.lanes.phases} - {phase}
     parts = {name: block for name, block in blocks.parts.items() if name not in left_out}
-    return replace(blocks, own=own, delay=beyond, parts=parts)
+    return replace(blocks, self_time=own, delay=beyond, parts=parts)
 
 
 def of(blocks: Blocks) -> Timeline | None:
@@ -139,7 +139,7 @@ def of(blocks: Blocks) -> Timeline | None:
         arrived=_moved(arrived, shift),
         left=_moved(left, shift),
         waited=_moved(blocks.wait, shift),
-        between=_moved(blocks.own, shift),
+        between=_moved(blocks.self_time, shift),
         cohort=blocks.cohort,
         clock=_CLOCKS_NS,
     )
@@ -240,7 +240,7 @@ def by_turn(blocks: Blocks, run: Run) -> Blocks:
         blocks,
         turn=turn,
         period=mean_of_turn(blocks.period[None], turn)[0],
-        own=mean_of_turn(blocks.own, turn),
+        self_time=mean_of_turn(blocks.self_time, turn),
         delay=delay,
         intervals=delay,
         interval_step=np.arange(len(blocks.steps)),

@@ -88,19 +88,23 @@ _NEARLY = 0.9
 
 
 def _from_collectives(run: Run, joined: Grid, table: Table) -> Blocks | None:
-    own = matching.own_time(joined)
+    self_time = matching.self_time(joined)
     number = joined.step
     if (number < 0).all():
-        number = steps.steps_of_collectives(joined, own, table, run.counted)
+        number = steps.steps_of_collectives(joined, self_time, table, run.counted)
     keep = np.flatnonzero(number >= 0)
     if len(keep) == 0:
         return None
     keep = keep[np.argsort(number[keep], kind="stable")]
-    joined, own, number = joined.take(keep), own[:, keep], number[keep]
+    joined, self_time, number = joined.take(keep), self_time[:, keep], number[keep]
     found, starts = np.unique(number, return_index=True)
     period = _step_times(joined, starts, found, table)
     unmarked = (joined.step < 0).all() and not rows(table)
-    if unmarked and steps.are_parts(period) and steps.are_parts(np.fmin.reduce(sums_by_step(own, starts), axis=0)):
+    if (
+        unmarked
+        and steps.are_parts(period)
+        and steps.are_parts(np.fmin.reduce(sums_by_step(self_time, starts), axis=0))
+    ):
         return None  # parts in what all ranks do, not one that the others wait for
     if run.job.skipped_ns is not None:  # what lies between two periods of an excerpt is no step
         period = np.where(period < _NEARLY * run.job.skipped_ns, period, np.nan)
@@ -111,22 +115,22 @@ def _from_collectives(run: Run, joined: Grid, table: Table) -> Blocks | None:
     cut = starts[first]
     position = np.arange(joined.columns) - np.repeat(starts, np.diff(np.append(starts, joined.columns)))
     overlapping = matching.overlapping_columns(joined, position)[cut:]
-    own = (
-        matching.own_time(joined, np.append(np.zeros(cut, bool), overlapping))[:, cut:]
+    self_time = (
+        matching.self_time(joined, np.append(np.zeros(cut, bool), overlapping))[:, cut:]
         if overlapping.any()
-        else own[:, cut:]
+        else self_time[:, cut:]
     )
     before = joined.take(np.arange(cut))
     joined, starts = joined.take(np.arange(cut, joined.columns)), starts[first:] - cut
     order = schedule_of(run, joined, starts, overlapping, pipelined.left(before))
-    cohort = cohorts.find(joined, own, order.stages(len(joined.ranks)) if order is not None else None)
-    assembled = _assemble(joined, own, overlapping, found[first:], starts, period[first:], first, table, cohort)
+    cohort = cohorts.find(joined, self_time, order.stages(len(joined.ranks)) if order is not None else None)
+    assembled = _assemble(joined, self_time, overlapping, found[first:], starts, period[first:], first, table, cohort)
     return pipelined.of(assembled, order)
 
 
 def _assemble(
     joined: Grid,
-    own: Floats,
+    self_time: Floats,
     overlapping: Array,
     numbers: Ints,
     starts: Ints,
@@ -135,8 +139,8 @@ def _assemble(
     table: Table,
     cohort: Ints,
 ) -> Blocks:
-    """The blocks of collectives [R, K] from the first step after warm-up on: ``own`` [R, K] is the self time before
-    each, ``starts`` [S] the first of each step, ``numbers`` [S] the steps, ``period`` [S] their ns; ``table``: marks.
+    """The blocks of collectives [R, K] from the first step after warm-up on: ``self_time`` [R, K] is before each,
+    ``starts`` [S] the first of each step, ``numbers`` [S] the steps, ``period`` [S] their ns; ``table``: marks.
     """
     # The last to come does not wait: the shortest call is the transfer, and what others take beyond it is their wait.
     shortest = matching.shortest(joined)
@@ -145,17 +149,17 @@ def _assemble(
     counts = np.diff(np.append(starts, joined.columns))
     step_of = np.repeat(np.arange(len(numbers)), counts)
     work = phases.work(table, joined.ranks, numbers)
-    parts = _parts(joined, own, starts, numbers, table)
+    parts = _parts(joined, self_time, starts, numbers, table)
     computed = work if work is not None else parts.get("gpu_forward")
-    overlapped = is_overlapped(joined, own, step_of, starts, computed)
-    intervals = delay_by_round(joined, own, starts) if overlapped else cohorts.delay(joined, own, cohort)
+    overlapped = is_overlapped(joined, self_time, step_of, starts, computed)
+    intervals = delay_by_round(joined, self_time, starts) if overlapped else cohorts.delay(joined, self_time, cohort)
     members = np.maximum(np.sum(~np.isnan(joined.duration), axis=0) - 1, 1)
     caused = np.where(is_last, np.nansum(waits, axis=0) / members, 0.0)
     return Blocks(
         ranks=joined.ranks,
         steps=numbers,
         period=period,
-        own=sums_by_step(own, starts),
+        self_time=sums_by_step(self_time, starts),
         delay=intervals if overlapped else sums_by_step(intervals, starts),
         intervals=or_zero(intervals),
         interval_step=np.arange(len(numbers)) if overlapped else step_of,
@@ -183,24 +187,24 @@ BARE = "bare steps"
 PHASES = "phases"
 
 
-def _parts(joined: Grid, own: Floats, starts: Ints, numbers: Ints, table: Table) -> dict[str, Floats]:
+def _parts(joined: Grid, self_time: Floats, starts: Ints, numbers: Ints, table: Table) -> dict[str, Floats]:
     """The parts of self time: CPU, run queue and being blocked between collectives, or the phases of the steps."""
     found = phases.phase_blocks(table, joined.ranks, numbers)
     if not np.isnan(joined.cpu).all():
         # The kernel charges a wait when it ends: one that began in the collective may exceed the gap it ended in. CPU
         # time is exact, so it goes first. For MPI ranks it is the process's, and may exceed the elapsed time if several
         # threads computed; elsewhere it is the training thread's.
-        room = np.where(joined.cpu <= own, own - joined.cpu, own)
+        room = np.where(joined.cpu <= self_time, self_time - joined.cpu, self_time)
         runqueue = np.clip(or_zero(joined.runqueue), 0.0, np.maximum(or_zero(room), 0.0))
-        cpu = np.clip(joined.cpu, 0.0, np.maximum(own - runqueue, 0.0))
+        cpu = np.clip(joined.cpu, 0.0, np.maximum(self_time - runqueue, 0.0))
         known = ~np.isnan(joined.cpu)
-        short = ~known & (own < SAMPLED_FROM_NS)  # the gap itself, which is the most it can have computed
-        found["self_cpu"] = sums_by_step(np.where(short, own, cpu), starts)
+        short = ~known & (self_time < SAMPLED_FROM_NS)  # the gap itself, which is the most it can have computed
+        found["self_cpu"] = sums_by_step(np.where(short, self_time, cpu), starts)
         unknown = sums_by_step((~known & ~short).astype(np.float64), starts) > 0
         found["self_cpu"][unknown] = np.nan
         if not np.isnan(joined.runqueue).all():
             found["self_runqueue"] = sums_by_step(np.where(known, runqueue, np.nan), starts)
-            found["self_blocked"] = sums_by_step(np.where(known, own - cpu - runqueue, np.nan), starts)
+            found["self_blocked"] = sums_by_step(np.where(known, self_time - cpu - runqueue, np.nan), starts)
             found["self_runqueue"][unknown] = found["self_blocked"][unknown] = np.nan
     return found
 
@@ -217,7 +221,7 @@ def _from_phases(table: Table, settings: Settings, *, on_gpus: bool) -> Blocks |
         return None
     if not on_gpus:  # item() of a loss waits for a GPU, and so for every rank that the GPU waits for
         parts = phases.with_rest(parts, duration)
-    own, on_gpu = phases.busy(parts, duration)
+    self_time, on_gpu = phases.busy(parts, duration)
     shared = np.flatnonzero(np.sum(~np.isnan(duration), axis=0) >= min(2, len(ranks)))
     if len(shared) == 0:  # no step that two ranks have
         return None
@@ -225,14 +229,14 @@ def _from_phases(table: Table, settings: Settings, *, on_gpus: bool) -> Blocks |
     kept = shared[first:]
     kept = kept[steps.not_profiled(table, numbers[kept], settings.min_steps)]
     numbers, duration = numbers[kept], duration[:, kept]
-    own = np.where(np.isnan(duration), np.nan, own[:, kept])  # a step that a rank did not record
+    self_time = np.where(np.isnan(duration), np.nan, self_time[:, kept])  # a step that a rank did not record
     parts = {name: block[:, kept] for name, block in parts.items()}
-    bare = bool(np.isnan(own).all())
+    bare = bool(np.isnan(self_time).all())
     period = duration.max(axis=0) if not np.isnan(duration).any() else median(duration, axis=0)
     if on_gpu is not None:  # hosts that run ahead are not in the step that their GPUs are in
         period = median(np.where(np.isnan(duration), np.nan, on_gpu[:, kept]), axis=0)
     return replace(
-        _without_collectives(ranks, numbers, period, duration if bare else own),
+        _without_collectives(ranks, numbers, period, duration if bare else self_time),
         warmup=first,
         parts=parts,
         work=phases.counted(work[:, kept]) if work is not None else None,
@@ -240,14 +244,14 @@ def _from_phases(table: Table, settings: Settings, *, on_gpus: bool) -> Blocks |
     )
 
 
-def _without_collectives(ranks: Ints, numbers: Ints, period: Floats, own: Floats) -> Blocks:
-    """Ranks in steps of which nothing is known but ``own`` [R, S], what each took for itself."""
-    delay, nothing = own - peers_median(own), np.full_like(own, np.nan)
+def _without_collectives(ranks: Ints, numbers: Ints, period: Floats, self_time: Floats) -> Blocks:
+    """Ranks in steps of which nothing is known but ``self_time`` [R, S], what each took for itself."""
+    delay, nothing = self_time - peers_median(self_time), np.full_like(self_time, np.nan)
     return Blocks(
         ranks=ranks,
         steps=numbers,
         period=period,
-        own=own,
+        self_time=self_time,
         delay=delay,
         intervals=or_zero(delay),
         interval_step=np.arange(len(numbers)),

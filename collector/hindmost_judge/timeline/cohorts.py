@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 _SAME_PACE = 0.03
 
 
-def find(grid: Grid, own: Floats, stage: Ints | None = None) -> Ints:
-    """[R] cohort of each rank; all zero where nothing separates them. ``own`` [R, K] is self time before each column.
+def find(grid: Grid, self_time: Floats, stage: Ints | None = None) -> Ints:
+    """[R] cohort of each rank; all zero where nothing separates them. ``self_time`` [R, K] is before each column.
 
     ``stage`` [R] is the place in the pipeline: ranks of two stages hold other layers, however similar their pace.
     """
@@ -34,7 +34,7 @@ def find(grid: Grid, own: Floats, stage: Ints | None = None) -> Ints:
     if comm_class is None:
         return stage if stage is not None else np.zeros(len(grid.ranks), np.int64)
     cohort = np.zeros(len(grid.ranks), np.int64)
-    pace = np.nansum(own, axis=1)
+    pace = np.nansum(self_time, axis=1)
     for one in np.unique(stage) if stage is not None else ():
         held = stage == one
         cohort[held] = cohort.max() + 1 + _merge(grid.group[held, comm_class], pace[held])
@@ -88,13 +88,13 @@ def _merge(groups: Ints, pace: Floats) -> Ints:
     return cohort
 
 
-def beyond_peers(own: Floats, cohort: Ints) -> Floats:
+def beyond_peers(self_time: Floats, cohort: Ints) -> Floats:
     """[R, K] how far each rank is above the median of its peers; 0 for a rank alone in its cohort."""
-    found = np.zeros_like(own)
+    found = np.zeros_like(self_time)
     for one in np.unique(cohort):
         members = np.flatnonzero(cohort == one)
         if len(members) > 1:
-            found[members] = own[members] - peers_median(own[members])
+            found[members] = self_time[members] - peers_median(self_time[members])
     return found
 
 
@@ -115,21 +115,21 @@ def sole_peers(cohort: Ints) -> Ints:
 _PAIR = 2
 
 
-def delay(grid: Grid, own: Floats, cohort: Ints) -> Floats:
+def delay(grid: Grid, self_time: Floats, cohort: Ints) -> Floats:
     """[R, K] how far each rank's self time is above the median of its peers; 0 for a rank alone in its cohort.
 
     Where the typical rank of a GPU job only queues behind its last collective, other groups say nothing about the
     time of computing: there a rank is compared with those it meets in that collective.
     """
-    found = beyond_peers(own, cohort)
+    found = beyond_peers(self_time, cohort)
     if not grid.gpu_time or grid.group.shape[1] < 2:
         return found
-    queued = np.nan_to_num(median(own, axis=0), nan=np.inf) <= QUEUED_NS
+    queued = np.nan_to_num(median(self_time, axis=0), nan=np.inf) <= QUEUED_NS
     for comm_class in range(grid.group.shape[1]):
         columns = np.flatnonzero(queued & (grid.comm_class == comm_class))
         for name in np.unique(grid.group[:, comm_class]) if len(columns) else ():
             members = np.flatnonzero(grid.group[:, comm_class] == name)
-            block = own[np.ix_(members, columns)]
+            block = self_time[np.ix_(members, columns)]
             found[np.ix_(members, columns)] = block - peers_median(block) if len(members) > 1 else 0.0
     return found
 

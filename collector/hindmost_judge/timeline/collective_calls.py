@@ -170,9 +170,9 @@ def sums(table: Table, name: str, sources: Ints, number: Ints, into: Ints) -> Ar
     values = table[name][sources]
     if (values == UNMEASURED).all():
         return np.asarray(table[name])
-    own = table["self_ns"][sources]
-    short = (values == UNMEASURED) & (own != UNMEASURED) & (own < SAMPLED_FROM_NS)
-    values = np.where(short, own if name == "cpu_ns" else 0, values)
+    self_time = table["self_ns"][sources]
+    short = (values == UNMEASURED) & (self_time != UNMEASURED) & (self_time < SAMPLED_FROM_NS)
+    values = np.where(short, self_time if name == "cpu_ns" else 0, values)
     total = np.zeros(len(into) + 1, np.int64)
     np.add.at(total, number, values)
     total[number[values == UNMEASURED]] = UNMEASURED

@@ -299,7 +299,7 @@ def _shared(grid: Grid) -> Array:
     return np.asarray(2 * held >= most[grid.comm_class])
 
 
-def own_time(grid: Grid, overlapping: Array | None = None) -> Floats:
+def self_time(grid: Grid, overlapping: Array | None = None) -> Floats:
     """[R, K] ns between the end of a rank's previous collective and the start of this one, on its own clock.
 
     What the probe measured itself (``self_time``) wins; NaN for the first column and after a gap in the recording.

@@ -316,7 +316,7 @@ class _Calls:
         self.rank = table["rank"][self.held].astype(np.int64)
         self.comm = encoding.factorize(table["comm"][self.held])[0].astype(np.int64)
         self.peer = job_ranks(self.run, table["comm"][self.held], table["peer"][self.held])
-        self.own = table["self_ns"][self.held].astype(np.int64)
+        self.self_ns = table["self_ns"][self.held].astype(np.int64)
 
     def intervals(self, ends: Array) -> Ints:
         """[N] which of the calls that ``ends`` [N] each leads to, or is; one more than there are where to none."""
@@ -392,11 +392,11 @@ class _Calls:
         """Whether ranks do next to nothing of their own between their first call towards these and these."""
         mine = np.isin(interval, number)
         first = np.unique(interval[mine], return_index=True)[1]
-        before = self.own[mine][first]
+        before = self.self_ns[mine][first]
         collective = mine & (self.kind >= GATHERS)
-        if (self.own[collective] == UNMEASURED).any() or (before == UNMEASURED).any():
+        if (self.self_ns[collective] == UNMEASURED).any() or (before == UNMEASURED).any():
             return False
-        total = np.bincount(interval[collective], self.own[collective], minlength=int(interval.max()) + 1)[number]
+        total = np.bincount(interval[collective], self.self_ns[collective], minlength=int(interval.max()) + 1)[number]
         return all(
             float(median(total[of_rank] - before[of_rank])) <= _ON_THE_WAY * float(median(total[of_rank]))
             for of_rank in (self.rank[last] == one for one in np.unique(self.rank[last]))

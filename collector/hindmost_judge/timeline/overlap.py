@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from hindmost_judge.types import Array, Floats, Ints
 
 
-def is_overlapped(joined: Grid, own: Floats, step_of: Ints, starts: Ints, work: Floats | None) -> bool:
+def is_overlapped(joined: Grid, self_time: Floats, step_of: Ints, starts: Ints, work: Floats | None) -> bool:
     """Whether collectives overlap with computing, so that one delay shows in all that follow in its step.
 
     Gradients of one group of ranks are reduced during backward. Gathered parameters may block or be prefetched: if
@@ -35,15 +35,15 @@ def is_overlapped(joined: Grid, own: Floats, step_of: Ints, starts: Ints, work: 
     if waits_for_each(joined):
         return False
     position = np.arange(joined.columns) - starts[step_of]
-    more = (work - peers_median(work))[:, step_of] if work is not None else np.zeros(own.shape)
+    more = (work - peers_median(work))[:, step_of] if work is not None else np.zeros(self_time.shape)
     if joined.gathers.sum() < len(starts) or joined.columns < 2 or np.isnan(joined.start).all():
-        return not _computes_after_each(joined, own, position, more)
+        return not _computes_after_each(joined, self_time, position, more)
     late = peers_median(joined.duration) - joined.duration
     for place in np.unique(position):
         held = position == place
         late[:, held] = _without(_changes(late[:, held]), _changes(more[:, held]))
         late[:, held] -= median(late[:, held], axis=0)  # whom all are compared with had more to do, or less
-    if _carried(late, own, position, starts) or _queue_where_one_computes(own, position, starts):
+    if _carried(late, self_time, position, starts) or _queue_where_one_computes(self_time, position, starts):
         return True
     if _computed_meanwhile(joined, position, more):
         return True
@@ -53,7 +53,7 @@ def is_overlapped(joined: Grid, own: Floats, step_of: Ints, starts: Ints, work: 
     return bool(median(carried) > 0.5)  # a rank that is slow at several places is late for each, either way
 
 
-def _computes_after_each(joined: Grid, own: Floats, position: Ints, more: Floats) -> bool:
+def _computes_after_each(joined: Grid, self_time: Floats, position: Ints, more: Floats) -> bool:
     """Whether every rank computes between any two collectives of a step, and as long however long it waited before.
 
     So it is where hosts wait for each collective, with launches unrecorded. Otherwise what is due after a collective
@@ -61,7 +61,7 @@ def _computes_after_each(joined: Grid, own: Floats, position: Ints, more: Floats
     way.
     """
     within = np.flatnonzero(np.diff(position) > 0)
-    waited, gap = joined.duration[:, within], own[:, within + 1]
+    waited, gap = joined.duration[:, within], self_time[:, within + 1]
     known = ~np.isnan(gap) & ~np.isnan(joined.start[:, within])
     if not known.any() or np.mean(gap[known] > QUEUED_NS) < _EACH:
         return False
@@ -80,13 +80,13 @@ _GOES_ON = 0.3
 _PLACES = 5
 
 
-def _carried(late: Floats, own: Floats, position: Ints, starts: Ints) -> bool:
+def _carried(late: Floats, self_time: Floats, position: Ints, starts: Ints) -> bool:
     """Whether the ``late`` [R, K] of a collective goes on to the next, beyond what a step has in common at all places.
 
     A prefetched gather begins when the reduction before it ends and shows no rank's delay: it is skipped. Typical ranks
     decide, by their noise: a rank with stalls is late at all places of those steps.
     """
-    gaps = np.nan_to_num(median(own, axis=0), nan=np.inf)
+    gaps = np.nan_to_num(median(self_time, axis=0), nan=np.inf)
     counts = np.diff(np.append(starts, len(position)))
     size = int(median(counts.astype(np.float64)))
     seen = np.array([place for place in range(size) if median(gaps[position == place]) > QUEUED_NS], np.int64)
@@ -112,7 +112,7 @@ _SEVERAL = 3
 _ON_END = 20
 
 
-def _queue_where_one_computes(own: Floats, position: Ints, starts: Ints) -> bool:
+def _queue_where_one_computes(self_time: Floats, position: Ints, starts: Ints) -> bool:
     """Whether at several places of a step most ranks' collectives follow one another while some rank computes there.
 
     For some consecutive steps: the latest rank may change. Computing that is due between two collectives is due on
@@ -120,14 +120,14 @@ def _queue_where_one_computes(own: Floats, position: Ints, starts: Ints) -> bool
     """
     firsts = starts[::_ON_END][: max(len(starts) // _ON_END, 1)]  # the few that are left belong to those before
     bounds = np.append(firsts, len(position)).tolist()
-    return any(_in_these(own[:, one:end], position[one:end]) for one, end in itertools.pairwise(bounds))
+    return any(_in_these(self_time[:, one:end], position[one:end]) for one, end in itertools.pairwise(bounds))
 
 
-def _in_these(own: Floats, position: Ints) -> bool:
+def _in_these(self_time: Floats, position: Ints) -> bool:
     places = np.unique(position)[1:]
     if not len(places):
         return False
-    each = np.stack([median(own[:, position == place], axis=1) for place in places], axis=1)
+    each = np.stack([median(self_time[:, position == place], axis=1) for place in places], axis=1)
     queue = median(each, axis=0) <= QUEUED_NS
     computes = np.fmax.reduce(each, axis=0) > _COMPUTES * QUEUED_NS
     return bool(np.sum(queue & computes) >= _SEVERAL)
@@ -242,33 +242,33 @@ _FEWEST = 4
 _MOST_ROUNDS = 64
 
 
-def delay_by_round(joined: Grid, own: Floats, starts: Ints) -> Floats:
+def delay_by_round(joined: Grid, self_time: Floats, starts: Ints) -> Floats:
     """[R, S] ns that each rank comes late in each step to collectives that overlap with its computing.
 
-    ``own`` [R, K] is the time between its collectives, ``starts`` [S] the first of each step.
+    ``self_time`` [R, K] is the time between its collectives, ``starts`` [S] the first of each step.
     """
     late_for = peers_median(joined.duration) - joined.duration
-    found = _delay_in_rounds(late_for, joined, own, starts)
+    found = _delay_in_rounds(late_for, joined, self_time, starts)
     begins = _begins(joined, starts)
     if len(begins) == len(starts):
         return found
-    more = np.maximum(or_zero(_delay_in_rounds(late_for, joined, own, begins)) - _hidden(own, begins), 0.0)
+    more = np.maximum(or_zero(_delay_in_rounds(late_for, joined, self_time, begins)) - _hidden(self_time, begins), 0.0)
     of_step = np.searchsorted(begins, starts)
     return found + np.add.reduceat(more, of_step, axis=1) - np.maximum.reduceat(more, of_step, axis=1)
 
 
-def _delay_in_rounds(late_for: Floats, joined: Grid, own: Floats, begins: Ints) -> Floats:
+def _delay_in_rounds(late_for: Floats, joined: Grid, self_time: Floats, begins: Ints) -> Floats:
     """[R, N] ns that each rank comes late in each of the periods that begin at the columns ``begins`` [N].
 
     ``late_for`` [R, K] is how much later than its peers it came for each collective.
     """
-    return overlapped_stalls(late_for, own, joined.start, begins, overlapped_delay(late_for, own, begins))
+    return overlapped_stalls(late_for, self_time, joined.start, begins, overlapped_delay(late_for, self_time, begins))
 
 
-def _hidden(own: Floats, begins: Ints) -> float:
+def _hidden(self_time: Floats, begins: Ints) -> float:
     """Ns that a layer computes during the collectives of another: the longest time between two that all ranks take."""
-    position = np.arange(own.shape[1]) - np.repeat(begins, np.diff(np.append(begins, own.shape[1])))
-    taken = [np.min(or_zero(median(own[:, position == place], axis=1))) for place in range(position.max() + 1)]
+    position = np.arange(self_time.shape[1]) - np.repeat(begins, np.diff(np.append(begins, self_time.shape[1])))
+    taken = [np.min(or_zero(median(self_time[:, position == place], axis=1))) for place in range(position.max() + 1)]
     return float(max(taken))
 
 
@@ -298,11 +298,11 @@ _USUAL = 0.25
 _NOWHERE = 0.25
 
 
-def overlapped_delay(late: Floats, own: Floats, starts: Ints) -> Floats:
+def overlapped_delay(late: Floats, self_time: Floats, starts: Ints) -> Floats:
     """[R, S] how late each rank was.
 
-    ``late`` [R, K] is how much later than its peers a rank came for each collective, ``own`` [R, K] its time since
-    the end of the one before; ``starts`` [S] are the first collectives of the steps. Where no rank's self time is
+    ``late`` [R, K] is how much later than its peers a rank came for each collective, ``self_time`` [R, K] its time
+    since the end of the one before; ``starts`` [S] are the first collectives of the steps. Where no rank's self time is
     known, the first place counts that shows half of the largest.
     """
     position = np.arange(late.shape[1]) - np.repeat(starts, np.diff(np.append(starts, late.shape[1])))
@@ -311,14 +311,14 @@ def overlapped_delay(late: Floats, own: Floats, starts: Ints) -> Floats:
     # Means, for a rank that is late in a part of the run only has a median of nothing at every place.
     typical = np.stack([or_zero(level[:, held]).mean(axis=1) for held in places], axis=1)
     typical[:, [held.sum() < _USUAL * len(starts) for held in places]] = 0.0
-    gaps = np.array([float(median(own[:, held])) for held in places])
+    gaps = np.array([float(median(self_time[:, held])) for held in places])
     if np.isnan(gaps[1:]).all():
         where = np.argmax(typical >= np.maximum(typical.max(axis=1, keepdims=True), 0.0) / 2, axis=1)
         return _at(late, _of_the_latest(where, typical, _late_anywhere(typical)), starts)
     free = np.nan_to_num(gaps, nan=np.inf) > QUEUED_NS
     who, typical = _late_anywhere(typical), np.where(free, typical, -np.inf)
     where = _of_the_latest(np.argmax(typical, axis=1), typical, who)
-    return _visible(late, own, _at(late, where, starts), where, who, starts)
+    return _visible(late, self_time, _at(late, where, starts), where, who, starts)
 
 
 def _of_the_latest(where: Ints, typical: Floats, who: Array) -> Ints:
@@ -343,9 +343,9 @@ def _columns(where: Ints, starts: Ints, count: int) -> Ints:
     return np.asarray(np.minimum(starts[None, :] + where[:, None], np.append(starts[1:], count)[None, :] - 1))
 
 
-def _is_free(own: Floats) -> Array:
+def _is_free(self_time: Floats) -> Array:
     """[K] whether the typical rank computed before a collective, and did not queue behind the one before."""
-    gaps = median(own[:: max(len(own) // _SAMPLED_RANKS, 1)], axis=0)
+    gaps = median(self_time[:: max(len(self_time) // _SAMPLED_RANKS, 1)], axis=0)
     return np.asarray(np.nan_to_num(gaps, nan=np.inf) > QUEUED_NS)
 
 
@@ -355,13 +355,13 @@ def _late_anywhere(typical: Floats) -> Array:
     return np.asarray((typical > median(typical, axis=0) + _LATE * differ).any(axis=1))
 
 
-def _visible(late: Floats, own: Floats, found: Floats, where: Ints, who: Array, starts: Ints) -> Floats:
+def _visible(late: Floats, self_time: Floats, found: Floats, where: Ints, who: Array, starts: Ints) -> Floats:
     """The visible delays; less what the last rank computes faster than usual there.
 
     For late ranks, in steps in which their own place shows nothing: what the best other place shows, and what they
     usually add from there on.
     """
-    free = _is_free(own)
+    free = _is_free(self_time)
     columns = _columns(np.arange(where.max() + 1), starts, len(free))  # [P, S]
     shows = free[columns]
     for place in np.flatnonzero(~shows.all(axis=1)):
@@ -376,19 +376,19 @@ def _visible(late: Floats, own: Floats, found: Floats, where: Ints, who: Array, 
             usual, before = (float(np.nan_to_num(late[row, calm[one]]).mean()) for one in (place, other))
             between = slice(other + 1, place + 1)
             is_last = late[row, columns[other, steps]] >= latest[other]
-            faster = np.where(is_last, _faster(own[row], calm[between], columns[between, steps]), 0.0)
+            faster = np.where(is_last, _faster(self_time[row], calm[between], columns[between, steps]), 0.0)
             seen = late[row, columns[other, steps]] + np.maximum(usual - before - faster, 0.0)
             found[row, steps] = np.fmax(found[row, steps], seen)
     return found
 
 
-def _faster(own: Floats, calm: Ints, columns: Ints) -> Floats:
+def _faster(self_time: Floats, calm: Ints, columns: Ints) -> Floats:
     """[N] ns by which a rank takes less at these places [P, N] of a step than it usually does there [P, M]; never more.
 
     In these steps the reason for its delay in others may be over. A rank that is not last may have computed while it
     waited.
     """
-    less = median(own[calm], axis=1)[:, None] - own[columns]
+    less = median(self_time[calm], axis=1)[:, None] - self_time[columns]
     return np.asarray(np.maximum(or_zero(less).sum(axis=0), 0.0))
 
 
@@ -401,22 +401,23 @@ _MORE = 3.0
 _MOST_PLACES = 16
 
 
-def overlapped_stalls(late: Floats, own: Floats, start: Floats, starts: Ints, found: Floats) -> Floats:
+def overlapped_stalls(late: Floats, self_time: Floats, start: Floats, starts: Ints, found: Floats) -> Floats:
     """[R, S] how late each rank was: as ``found``, and in steps in which it stalled, by all of what it stalled.
 
-    ``late`` [R, K] is how much later than its peers a rank came for each collective, ``own`` [R, K] its time since the
-    end of the one before, ``start`` [R, K] on its own clock; ``starts`` [S] are the first collectives of the steps.
+    ``late`` [R, K] is how much later than its peers a rank came for each collective, ``self_time`` [R, K] its time
+    since the end of the one before, ``start`` [R, K] on its own clock; ``starts`` [S] are the first collectives of the
+    steps.
     """
     base = np.maximum(or_zero(found), 0.0)
     scatter = MAD_TO_SIGMA * float(median(np.abs(found - median(found, axis=1)[:, None])))
     rows = np.argsort(-or_zero(np.fmax.reduce(late, axis=1)), kind="stable")[:_MOST_PLACES]
-    stalled = _stalled(late[rows], own[rows], start[rows], starts)
+    stalled = _stalled(late[rows], self_time[rows], start[rows], starts)
     out: Floats = found.copy()
     out[rows] = np.where(stalled > _MORE * base[rows] + _LONGER * scatter, stalled, found[rows])
     return out
 
 
-def _stalled(late: Floats, own: Floats, start: Floats, starts: Ints) -> Floats:
+def _stalled(late: Floats, self_time: Floats, start: Floats, starts: Ints) -> Floats:
     """[N, S] ns by which each of these rows [N, K] was late beyond its own usual in each step.
 
     Sums all intervals that were longer, as far as the others waited for them. Without start times it is unknown since
@@ -426,10 +427,12 @@ def _stalled(late: Floats, own: Floats, start: Floats, starts: Ints) -> Floats:
     place = np.arange(late.shape[1]) - starts[step]
     if np.isnan(start).all():
         return np.asarray(np.maximum.reduceat(_beyond_usual(late, place, step), starts, axis=1))
-    free = or_zero(own) > QUEUED_NS
+    free = or_zero(self_time) > QUEUED_NS
     took = np.full(late.shape, np.nan)
     took[:, 1:] = np.where(free[:, 1:] & free[:, :-1], np.diff(start, axis=1), np.nan)
-    took[:, starts] = own[:, starts]  # the first follows what all waited for; later ones may follow others' delays
+    took[:, starts] = self_time[
+        :, starts
+    ]  # the first follows what all waited for; later ones may follow others' delays
     longer = _beyond_usual(took, place, step)
     seen = np.clip(np.fmin(longer, or_zero(late)), 0.0, None)
     return np.asarray(np.add.reduceat(seen, starts, axis=1))

@@ -195,8 +195,8 @@ def busy(parts: dict[str, Floats], duration: Floats) -> tuple[Floats, Floats | N
         if "gpu_forward" in parts:
             busy_for -= waited_in_forward(parts["gpu_forward"], idle, median(took + idle, axis=0))
         return busy_for, took + idle
-    own = [block for name, block in parts.items() if name not in _MAY_WAIT | AMOUNTS]
-    return _sum(own) if own else np.full_like(duration, np.nan), None
+    worked = [block for name, block in parts.items() if name not in _MAY_WAIT | AMOUNTS]
+    return _sum(worked) if worked else np.full_like(duration, np.nan), None
 
 
 def _sum(blocks: list[Floats]) -> Floats:

@@ -38,9 +38,9 @@ def of(found: Blocks, order: Schedule | None) -> Blocks:
     built = pipeline_replay.build(order, found.cohort, len(found.steps)) if order is not None else None
     if built is None:
         return found
-    own = built.self_time(len(found.ranks))
-    idle = gpu_starvation(order, built, found.cohort, found.own.shape) if order is not None else None
-    return by(replace(found, own=own, delay=beyond_peers(own, found.cohort), starvation=idle), built)
+    self_time = built.self_time(len(found.ranks))
+    idle = gpu_starvation(order, built, found.cohort, found.self_time.shape) if order is not None else None
+    return by(replace(found, self_time=self_time, delay=beyond_peers(self_time, found.cohort), starvation=idle), built)
 
 
 def of_transfers(found: Blocks, run: Run) -> Blocks:
@@ -57,7 +57,7 @@ def of_transfers(found: Blocks, run: Run) -> Blocks:
         return found
     late = _late_by_hosts(staged, staged.pipeline)
     built = replace(staged.pipeline, delay=late, least=staged.pipeline.work - late)
-    delay = np.zeros(staged.own.shape)
+    delay = np.zeros(staged.self_time.shape)
     np.add.at(delay, (order.row[:, None], order.steps[None, :]), late)
     return by(replace(staged, delay=delay, wait=_received(order, staged)), built)
 
@@ -71,7 +71,7 @@ def _late_by_hosts(found: Blocks, built: PipelineGraph) -> Floats:
 
     As far as such phases of it were longer."""
     began = built.before_first(len(found.ranks))
-    longer = np.zeros(found.own.shape)
+    longer = np.zeros(found.self_time.shape)
     for part in (or_zero(found.parts[name]) for name in OF_HOST if name in found.parts):
         longer += np.maximum(part - peers_median(part), 0.0)
     shown = np.clip(or_zero(began - peers_median(began)), 0.0, longer)
@@ -82,7 +82,7 @@ def _late_by_hosts(found: Blocks, built: PipelineGraph) -> Floats:
 
 def _received(order: Schedule, found: Blocks) -> Floats:
     """[R, S] ns that each rank spent in receives; NaN in steps left out."""
-    wait = np.zeros(found.own.shape)
+    wait = np.zeros(found.self_time.shape)
     took = np.where((order.kind == RECEIVE)[:, None], order.end - order.start, 0.0)
     np.add.at(wait, (order.row[:, None], order.steps[None, :]), took)
     wait[:, np.setdiff1d(np.arange(len(found.steps)), order.steps)] = np.nan

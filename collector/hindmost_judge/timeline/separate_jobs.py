@@ -53,8 +53,8 @@ _SAME_PACE = 0.03
 
 def groups_do_the_same(groups: list[Run], blocks: Blocks) -> bool:
     """Whether all groups seem to do the same work in parallel, so that the times of their collectives compare."""
-    own = [blocks.own[np.isin(blocks.ranks, group.ranks["rank"])] for group in groups]
-    pace = [float(median(one)) for one in own]
+    self_time = [blocks.self_time[np.isin(blocks.ranks, group.ranks["rank"])] for group in groups]
+    pace = [float(median(one)) for one in self_time]
     return bool(max(pace) <= (1 + _SAME_PACE) * min(pace))  # not where one is unknown
 
 

@@ -278,35 +278,37 @@ def steps_of_repeated_calls(usual: Array, gap: Floats) -> Ints | None:
     ``usual`` [K] are the equal collectives, ``gap`` [K] is the typical self time before each.
     """
     at = np.flatnonzero(usual)
-    own = or_zero(gap[at])
-    length = calls_a_step(own)
+    self_time = or_zero(gap[at])
+    length = calls_a_step(self_time)
     if length == 1:
         return None
     found = np.full(len(gap), -1, np.int64)
-    for number, begin in enumerate(_with_hidden_ones(_first_of(own, length), length).tolist()):
+    for number, begin in enumerate(_with_hidden_ones(_first_of(self_time, length), length).tolist()):
         found[at[begin : begin + length]] = number
     return found
 
 
-def calls_a_step(own: Floats, most: int = _MOST_IN_A_ROW) -> int:
-    """How many alike collectives make a step, ``most`` of them, by the ``own`` time before each [K]."""
+def calls_a_step(self_time: Floats, most: int = _MOST_IN_A_ROW) -> int:
+    """How many alike collectives make a step, ``most`` of them, by the ``self_time`` time before each [K]."""
     for length in range(2, most + 1):
-        first = _first_of(own, length)
-        apart = np.diff(first[first >= len(own) // 4])  # starting up has a pattern of its own
+        first = _first_of(self_time, length)
+        apart = np.diff(first[first >= len(self_time) // 4])  # starting up has a pattern of its own
         regular = len(apart) >= _LEAST_STEPS and np.mean(apart == length) >= _REGULAR
-        if regular and (len(apart) + 1) * length >= _REGULAR * (len(own) - len(own) // 4):  # all of the time
+        if regular and (len(apart) + 1) * length >= _REGULAR * (
+            len(self_time) - len(self_time) // 4
+        ):  # all of the time
             return length
     return 1
 
 
-def _first_of(own: Floats, length: int) -> Ints:
+def _first_of(self_time: Floats, length: int) -> Ints:
     """Those before which more is computed than before all others together that can be of one step with them."""
-    total = np.concatenate([[0.0], np.cumsum(own)])
-    place = np.arange(len(own))
-    after = total[np.minimum(place + length, len(own))] - total[place + 1]
+    total = np.concatenate([[0.0], np.cumsum(self_time)])
+    place = np.arange(len(self_time))
+    after = total[np.minimum(place + length, len(self_time))] - total[place + 1]
     before = total[place] - total[np.maximum(place - length + 1, 0)]
-    whole = place + length <= len(own)
-    return np.flatnonzero(whole & (own > 0) & (own >= _BEYOND * np.maximum(after, before)))
+    whole = place + length <= len(self_time)
+    return np.flatnonzero(whole & (self_time > 0) & (self_time >= _BEYOND * np.maximum(after, before)))
 
 
 def _with_hidden_ones(first: Ints, length: int) -> Ints:
@@ -321,12 +323,12 @@ _AS_MARKED = 0.8
 _JUST_BEGUN = 10
 
 
-def steps_of_collectives(grid: Grid, own: Floats, table: Table, before: Counted | None = None) -> Ints:
-    """Step number of every collective [K]; -1 for what belongs to none. ``own`` [R, K] ns is the time before each.
+def steps_of_collectives(grid: Grid, self_time: Floats, table: Table, before: Counted | None = None) -> Ints:
+    """Step number of every collective [K]; -1 for what belongs to none. ``self_time`` [R, K] ns is before each.
 
     ``table`` are the training steps of all ranks; where there are none numbers go on from those of the window before.
     """
-    gap, marked = median(own, axis=0), len(np.unique(table["step"]))
+    gap, marked = median(self_time, axis=0), len(np.unique(table["step"]))
     apart = not grid.gpu_time or bool(grid.peer_wait.any())  # a pipeline's gradients follow one another after it
     found = infer(grid.token, gap, _marks(grid, table), apart=apart)
     if not marked:

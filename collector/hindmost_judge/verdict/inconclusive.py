@@ -50,7 +50,7 @@ def no_measure(blocks: Blocks) -> Verdict:
 
 def nothing_inside(blocks: Blocks) -> Verdict:
     """Steps alike long, and not a word on what is in them: that may be a wait or work."""
-    own = median(blocks.own, axis=1)
+    own = median(blocks.self_time, axis=1)
     least, most = int(np.argmin(own)), int(np.argmax(own))
     took = f"all {len(own)} ranks take about {ms(float(median(own)))} per step"
     if own[most] > 1.05 * own[least]:
@@ -76,7 +76,7 @@ _SEEN = 0.75
 
 def little_inside(blocks: Blocks) -> Verdict | None:
     """Steps of which the phases that were seen are the lesser part; ``None`` where they tell most of it."""
-    took = blocks.took if blocks.took is not None else np.full(blocks.own.shape, np.nan)
+    took = blocks.took if blocks.took is not None else np.full(blocks.self_time.shape, np.nan)
     share = float(np.nanmin(median(phases.named_share(blocks.parts, took), axis=1), initial=1.0))
     if not share < _SEEN:
         return None
@@ -122,7 +122,7 @@ def exchanging_inside(run: Run, blocks: Blocks) -> Verdict | None:
     A slow rank makes these longer on all ranks that it exchanges with, so that no rank's phases show which it is.
     """
     exchanged = (run.collectives["peer"] >= 0) & np.isin(run.collectives["step"], blocks.steps)
-    often = int(np.sum(exchanged)) / blocks.own.size
+    often = int(np.sum(exchanged)) / blocks.self_time.size
     if often < 1:
         return None
     return insufficient(

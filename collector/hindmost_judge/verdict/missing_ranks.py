@@ -336,7 +336,7 @@ def _doubtful(one: Verdict, run: Run, blocks: Blocks, sure: set[int]) -> bool:
         return rows(run.ranks) < world or _differ(typical) >= _UNLIKE * float(lower_median(typical, axis=0))
     if _all_meet(run):
         return False
-    own = median(blocks.own[:, held], axis=1)
+    own = median(blocks.self_time[:, held], axis=1)
     before = median(blocks.parts["input"][:, held], axis=1) if "input" in blocks.parts else np.zeros_like(own)
     named = np.flatnonzero(np.isin(blocks.ranks, one.ranks)).tolist()
     late, longer = _beyond(own), _beyond(typical)

@@ -190,7 +190,7 @@ def _of_needs(blocks: Blocks, settings: Settings, whole_steps: bool = False) -> 
     needs = cpu_sharing.on_needs(blocks, whole_steps)
     if needs is None:
         return [], []
-    usual, steps = float(median(needs.own)), len(needs.steps)
+    usual, steps = float(median(needs.self_time)), len(needs.steps)
 
     def least(slowdown: Slowdown) -> float:
         throughout = slowdown.stop - slowdown.first >= _THROUGHOUT * steps

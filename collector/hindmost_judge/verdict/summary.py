@@ -166,7 +166,7 @@ def _figures(blocks: Blocks) -> dict[str, Floats]:
     gauges = {field: blocks.gauge(name) for field, name in named.items()}
     return {
         "step_ms": np.full(len(blocks.ranks), blocks.step_ns / 1e6),
-        "self_ms": unmeasured if blocks.overlapped else median(blocks.own, axis=1) / 1e6,
+        "self_ms": unmeasured if blocks.overlapped else median(blocks.self_time, axis=1) / 1e6,
         "wait_ms": median(blocks.wait, axis=1) / 1e6,
         "transfer_ms": median(blocks.transfer, axis=1) / 1e6,
         "caused_wait_ms": mean(blocks.caused) / 1e6,
@@ -243,7 +243,7 @@ def _shown(blocks: Blocks, row: int, longer: float) -> float:
     peers = (blocks.cohort == blocks.cohort[row]) & (np.arange(len(blocks.ranks)) != row)
     if blocks.overlapped or not peers.any():
         return longer
-    own = median(blocks.own, axis=1)
+    own = median(blocks.self_time, axis=1)
     found = float(np.nan_to_num(own[row] - median(own[peers])))
     return found if found > 0 else longer
 

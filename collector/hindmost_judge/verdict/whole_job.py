@@ -331,7 +331,7 @@ def _of_computing(blocks: Blocks) -> StepLimit | None:
     cpu, phases = _typical(blocks, "cpu"), any(name.startswith("gpu_") for name in blocks.parts)
     if not cpu >= _MOST or phases or cpu_wait.on_gpus(blocks):
         return None
-    own = float(median(median(blocks.own, axis=1))) / blocks.step_ns
+    own = float(median(median(blocks.self_time, axis=1))) / blocks.step_ns
     if "forward" in blocks.parts:  # a rank that meets no other has its self time in these
         own = max(own, float(np.nansum([_part(blocks, name) for name in ("forward", "backward", "optimizer")])))
     if not own >= _MOST:

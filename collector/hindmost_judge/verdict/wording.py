@@ -107,9 +107,9 @@ def why(blocks: Blocks, slowdowns: list[Slowdown], cause: Cause) -> list[str]:
         parts = [_on_host(blocks, rows, others, slice(first, stop), phase) for phase in phases]
     shown = [against(what, who, mine, theirs) for what, mine, theirs in parts]
     found = ([cause.remark] if cause.remark and cause.cause != "unknown" else []) + shown
-    if not np.isnan(blocks.own).all() and not blocks.overlapped and len(others):
-        mine = float(median(blocks.own[rows, first:stop]))
-        theirs = float(median(median(blocks.own[others, first:stop], axis=1)))
+    if not np.isnan(blocks.self_time).all() and not blocks.overlapped and len(others):
+        mine = float(median(blocks.self_time[rows, first:stop]))
+        theirs = float(median(median(blocks.self_time[others, first:stop], axis=1)))
         between = " between collectives" if blocks.collectives and blocks.lanes is None else ""
         what = {NEEDS: "CPU and file I/O time", OFF: "off CPU"}.get(blocks.evidence, "self time")
         what = HOST_WORK if blocks.lanes is not None else what
@@ -463,14 +463,14 @@ def balanced(
         found, sure = [f"{who}; others wait {ms(caused)} per step for it, typically less"], False
     if needs is not None:
         row, most = _most(needs)
-        usual = float(median(needs.own))
+        usual = float(median(needs.self_time))
         beyond = most / max(usual, 1.0)
         who, work = f"rank {int(needs.ranks[row])}", "CPU and file I/O time"
         needy = f"{who} needs {percent(beyond)} more {work} than its peers"
         on_shared, sure = _last_on_shared_cpus(blocks, last, queued=queued)
         found = [f"{needy}: negligible", on_shared]
         if beyond >= _FOR_ITS_CPU and most >= _NOTHING * blocks.step_ns:  # a large part of nothing costs nothing
-            typical = median(needs.own, axis=1)
+            typical = median(needs.self_time, axis=1)
             took = f"{work} {ms(typical[row])}, others {ms(float(median(np.delete(typical, row))))}"
             found, sure = [f"{who} is suspected ({took}), but ranks share CPUs, which can cause that too"], False
     transfers = float(median(blocks.transfer[:1])) / blocks.step_ns

@@ -167,7 +167,7 @@ def others_grew(blocks: Blocks, rows: Sequence[int], during: slice) -> float | N
 
     The length of overlapped computing is not visible: it is taken to grow in the ratio in which forward does.
     """
-    work = blocks.parts.get("gpu_forward") if blocks.overlapped else blocks.own
+    work = blocks.parts.get("gpu_forward") if blocks.overlapped else blocks.self_time
     if work is None:
         return None
     of_others = np.delete(work, list(rows), axis=0)
@@ -236,9 +236,9 @@ def _longer_by_itself(blocks: Blocks, fixed: Floats, stalled: Ints) -> float:
     """
     next_latest = np.argmax(fixed[:, stalled], axis=0)
     calm = np.setdiff1d(np.arange(len(blocks.steps)), stalled)
-    usual_own, usual = median(blocks.own[:, calm], axis=1), float(median(blocks.period[calm]))
+    usual_own, usual = median(blocks.self_time[:, calm], axis=1), float(median(blocks.period[calm]))
     longer = blocks.period[stalled] - usual
-    return float(median(longer - (blocks.own[next_latest, stalled] - usual_own[next_latest])))
+    return float(median(longer - (blocks.self_time[next_latest, stalled] - usual_own[next_latest])))
 
 
 def own_part(blocks: Blocks) -> Floats:

@@ -62,7 +62,8 @@ def test_a_stage_is_late_by_what_its_gpu_computes_longer_whatever_it_waits_for_i
     """Of 10 ms beyond its replica 5 are waiting; the other 5 are its own, and of these no part is idle."""
     own = np.array([[20.0] * STEPS, [30.0] * STEPS]) * MS
     waited = np.array([[0.0] * STEPS, [5.0] * STEPS]) * MS
-    blocks: Any = SimpleNamespace(own=own, starvation=waited, cohort=np.zeros(RANKS, np.int64), delay=own - own[::-1])
+    cohort, delay = np.zeros(RANKS, np.int64), own - own[::-1]
+    blocks: Any = SimpleNamespace(self_time=own, starvation=waited, cohort=cohort, delay=delay)
     np.testing.assert_allclose(launch_bound.computed_delay(blocks)[1], 5.0 * MS)
     every = np.arange(STEPS)
     assert table.gpu_idle(blocks, 1, every) == 5.0 * MS

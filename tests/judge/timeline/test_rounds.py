@@ -33,7 +33,7 @@ def late(delays: tuple[float, ...], kinds: tuple[tuple[str, int], ...] = ROUND) 
     grid = matching.grid(run)
     assert grid is not None
     starts = np.arange(STEPS) * len(delays) * len(kinds)
-    return np.median(delay_by_round(grid, matching.own_time(grid), starts), axis=1) / MS
+    return np.median(delay_by_round(grid, matching.self_time(grid), starts), axis=1) / MS
 
 
 @pytest.mark.parametrize("delays", [(50.0, 50.0), (50.0, 40.0, 30.0)])

@@ -16,6 +16,6 @@ def test_steps_begin_where_they_are_marked_and_not_at_any_long_gap(seed: int) ->
     grid = matching.grid(run)
     assert grid is not None
     unmarked = replace(grid, step=np.full_like(grid.step, -1))
-    found = steps_of_collectives(unmarked, matching.own_time(unmarked), run.steps)
+    found = steps_of_collectives(unmarked, matching.self_time(unmarked), run.steps)
     assert (found == grid.step)[found >= 0].all()
     assert np.mean(found >= 0) > 0.9

@@ -37,7 +37,7 @@ def measured(run: Run) -> Run:
     """The run with self time as the MPI shim measures it: since the end of the rank's call before."""
     grid = matching.grid(run)
     assert grid is not None
-    own = matching.own_time(grid)
+    own = matching.self_time(grid)
     table = {name: np.array(column) for name, column in run.collectives.items()}
     order = np.lexsort((table["start_ns"], table["rank"]))
     table = {name: column[order] for name, column in table.items()}

@@ -165,7 +165,7 @@ def test_a_step_that_a_rank_did_not_record_is_no_step_of_nothing() -> None:
     """Peers of a rank whose recording begins later are not late for the steps that it lacks."""
     built = blocks_of(in_phases(r2=slice(15, None), r3=slice(15, None)))
     first = np.flatnonzero(built.steps < 15)
-    assert np.isnan(built.own[2:, first]).all()
+    assert np.isnan(built.self_time[2:, first]).all()
     assert np.nanmax(np.abs(built.delay[:2, first])) < 100_000
     assert judge(in_phases(r2=slice(15, None), r3=slice(15, None))).verdicts[0].kind == "balanced"
 

@@ -298,7 +298,7 @@ def test_a_rank_that_is_waited_for_no_more_than_any_is_not_said_to_be() -> None:
         pipeline=None,
         overlapped=True,
         lanes=None,
-        own=np.full((4, 8), np.nan),
+        self_time=np.full((4, 8), np.nan),
         delay=np.full((4, 8), 1e6),
         parts={},
         caused=np.eye(4)[:, [3, 0, 0, 0, 0, 1, 1, 1]],
