@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from hindmost.daemon_process import FullCores
 from hindmost_judge.settings import DEFAULT
 
+from hindmost_collector.event_loop import NEXT_TO_RANKS_S, PERIOD_S, Lag, ShieldedTasks
 from hindmost_collector.ingest.clock import JobClock
 from hindmost_collector.ingest.decode import Decoder, Parking
 from hindmost_collector.ingest.definitions import Definitions
@@ -16,7 +17,6 @@ from hindmost_collector.live.evaluation_schedule import Judging, share_of
 from hindmost_collector.live.jobs import LiveJob
 from hindmost_collector.live.kubernetes import NOTHING, Kubernetes
 from hindmost_collector.live.notification import Destination, Lines, Outlet, destination
-from hindmost_collector.runtime import NEXT_TO_RANKS_S, PERIOD_S, Lag, ShieldedTasks
 from hindmost_collector.serve.credentials import Gate
 from hindmost_collector.serve.node_metrics import NodeMetrics
 from hindmost_collector.store.recorder import StoreRecorder

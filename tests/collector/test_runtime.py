@@ -80,12 +80,16 @@ def test_a_collector_sets_nothing_for_the_programs_that_it_starts():
 
 
 def test_a_report_on_a_small_job_needs_no_pandas(tmp_path):
-    """Of one that a collector recorded: clocks that are together, and ranks that are all there, need no table of it."""
+    """Of one that a collector recorded: clocks that are together, and ranks that are all there, need no table of it.
+
+    Nor does it need what a collector serves its metrics with.
+    """
     run_directory([simulate(Scenario(4, 60)).run], tmp_path)
-    program = "import sys, hindmost_cli\nhindmost_cli.main(sys.argv[1:])\nprint('pandas' in sys.modules)"
+    asks = "print('pandas' in sys.modules, 'prometheus_client' in sys.modules)"
+    program = f"import sys, hindmost_cli\nhindmost_cli.main(sys.argv[1:])\n{asks}"
     line = [sys.executable, "-c", program, "report", str(tmp_path)]
     said = subprocess.run(line, capture_output=True, text=True, check=True, env={"PYTHONPATH": ":".join(sys.path)})
-    assert said.stdout.splitlines()[-1] == "False"
+    assert said.stdout.splitlines()[-1] == "False False"
 
 
 LOADS_NUMPY = """
