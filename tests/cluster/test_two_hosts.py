@@ -17,7 +17,7 @@ def test_ranks_of_another_host_are_seen(out: Path, hosts: tuple[Path, Path]) -> 
     here, there = hosts
     launch = ["mpirun", "--bind-to", "none", "--prtemca", "plm_ssh_agent", str(there)]
     launch += ["--host", "10.213.7.1:2,10.213.7.2:2", "-np", "4", sys.executable]
-    train = [TRAIN_MPI, "--steps", "100"]
+    train = [TRAIN_MPI, "--steps", "40"]
     observed = [*HINDMOST, "run", "--out", str(out), "--job-id", job_of(out), "--", *launch]
     done = subprocess.run(
         [str(here), *observed, *train],
@@ -33,4 +33,4 @@ def test_ranks_of_another_host_are_seen(out: Path, hosts: tuple[Path, Path]) -> 
     report = json.loads((out / "report.json").read_text())
     assert report["job"]["nodes"] == 2
     assert {row["rank"]: row["node"][-1] for row in report["ranks"]} == {0: "a", 1: "a", 2: "b", 3: "b"}
-    assert report["job"]["steps"] == 100
+    assert report["job"]["steps"] == 40

@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.needs("mpirun"), pytest.mark.uses("cc")]
 def run(tmp_path_factory: pytest.TempPathFactory) -> Observed:
     """A job of which one rank computes several times as long as the others."""
     out = tmp_path_factory.mktemp("verdict") / "run"
-    return observe(out, *MPIRUN, TRAIN_MPI, "--steps", "50", "--slow-rank", "2", "--slow-ms", "40")
+    return observe(out, *MPIRUN, TRAIN_MPI, "--steps", "30", "--slow-rank", "2", "--slow-ms", "40")
 
 
 def test_a_first_run_reports_every_rank_and_step(run: Observed) -> None:
@@ -22,7 +22,7 @@ def test_a_first_run_reports_every_rank_and_step(run: Observed) -> None:
     assert run.returncode == 0, run.stderr
     assert "step     0  loss" in run.stdout
     report = run.report
-    assert (report["job"]["steps"], report["job"]["world_size"], report["job"]["exit_code"]) == (50, 4, 0)
+    assert (report["job"]["steps"], report["job"]["world_size"], report["job"]["exit_code"]) == (30, 4, 0)
     ranks = report["ranks"]
     assert [row["rank"] for row in ranks] == [0, 1, 2, 3]
     columns = ("step_ms", "self_ms", "wait_ms", "transfer_ms", "caused_wait_ms", "share_last", "cpu_ratio", "rss_bytes")

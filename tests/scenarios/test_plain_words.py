@@ -53,17 +53,12 @@ JOBS: dict[str, Callable[[], Run]] = {
 }
 
 
-@cache
-def of_job(name: str) -> dict[str, Any]:
-    """The report on one of the jobs, made once."""
-    return judge(JOBS[name]()).to_dict()
-
-
+#: Each is made once, and read by all tests.
 REPORTS = [
-    *(pytest.param(lambda name=name: of_job(name), id=name) for name in JOBS),
-    *(pytest.param(lambda name=name: judged(recording(name)).to_dict(), id=name) for name in RECORDINGS),
+    *(pytest.param(cache(lambda name=name: judge(JOBS[name]()).to_dict()), id=name) for name in JOBS),
+    *(pytest.param(cache(lambda name=name: judged(recording(name)).to_dict()), id=name) for name in RECORDINGS),
     *(
-        pytest.param(lambda each=scenario.values[0]: report_of(*each).to_dict(), id=scenario.id)
+        pytest.param(cache(lambda each=scenario.values[0]: report_of(*each).to_dict()), id=scenario.id)
         for scenario in scenarios(alternatives=False)
     ),
 ]
