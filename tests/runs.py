@@ -6,9 +6,11 @@ from typing import Any
 import numpy as np
 from hindmost_collector.recordings.tables import concatenate, table
 from hindmost_judge.blocks import Blocks
+from hindmost_judge.judge import judge
 from hindmost_judge.model import GPU_TIME, Job, Run, Table
 from hindmost_judge.settings import DEFAULT
 from hindmost_judge.timeline.build_blocks import build
+from hindmost_judge.verdict.schema import Verdict
 
 MS = 1_000_000
 
@@ -18,6 +20,12 @@ def blocks_of(run: Run) -> Blocks:
     built = build(run, DEFAULT)
     assert built is not None
     return built
+
+
+def only_verdict(run: Run) -> Verdict:
+    """The verdict on a run of which there is one."""
+    (verdict,) = judge(run).verdicts
+    return verdict
 
 
 def made(

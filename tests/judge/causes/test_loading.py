@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from hindmost_judge.judge import judge
 from hindmost_judge.model import Run
-from hindmost_judge.verdict.schema import Verdict
 
+from tests.runs import only_verdict
 from tests.scenarios.loads import Load, make, metrics
 
 
@@ -46,11 +46,6 @@ def late(**load: object) -> Run:
     return make(Load(kind="torch", ranks=2, steps=150, faults=[{"rank": 1, "input": 12.0}], **load))  # type: ignore[arg-type]
 
 
-def reported(run: Run) -> Verdict:
-    (found,) = judge(run).verdicts
-    return found
-
-
 @pytest.mark.parametrize(("workers", "storage"), [(0, 0.55), (2, 1.1)])
 def test_input_that_waits_for_storage_is_file_io(workers: int, storage: float) -> None:
     """The rank itself, or its workers, in state D; the evidence has that time per step, the mount, then MB/s."""
@@ -71,12 +66,12 @@ def test_input_that_waits_for_storage_is_file_io(workers: int, storage: float) -
 @pytest.mark.parametrize("rates", [{"cpu": 1.0}, {"storage": 0.1}, {}])
 def test_input_stays_input_where_storage_does_not_explain_it(rates: dict[str, float]) -> None:
     """Workers that compute, that are hardly blocked, or that sleep, as on a web server."""
-    assert reported(sampled(late(), workers=2, rank=1, **rates)).cause == "input"
+    assert only_verdict(sampled(late(), workers=2, rank=1, **rates)).cause == "input"
 
 
 def test_workers_without_a_cpu_are_contention() -> None:
     """They are in the run queue for most of the time for which their rank waits."""
-    found = reported(sampled(late(), workers=2, rank=1, cpu=0.2, queued=0.6))
+    found = only_verdict(sampled(late(), workers=2, rank=1, cpu=0.2, queued=0.6))
     assert found.cause == "cpu_contention"
     assert "waiting for a CPU per step: all workers of rank 1" in found.evidence[0]
 

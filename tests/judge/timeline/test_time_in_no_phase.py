@@ -6,11 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from hindmost_collector.recordings.tables import table
-from hindmost_judge.judge import judge
 from hindmost_judge.model import Run
-from hindmost_judge.verdict.schema import Verdict
 
-from tests.runs import MS, made, rows_of
+from tests.runs import MS, made, only_verdict, rows_of
 
 STEPS_MADE = 120
 OWN_MS = 5.5
@@ -33,15 +31,10 @@ def job(ranks: int, rest: dict[int, float], *, from_step: int = 0, ran: bool = F
     return made(ranks, steps=[steps], who={"node": "n", "framework": "torch"}, ended_ns=10**12, exit_code=0)
 
 
-def only(run: Run) -> Verdict:
-    (verdict,) = judge(run).verdicts
-    return verdict
-
-
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_a_rank_that_sleeps_in_no_phase_is_named(ranks: int) -> None:
     """Its cause was not measured, and the evidence says where the time goes."""
-    found = only(job(ranks, {1: 10.0}))
+    found = only_verdict(job(ranks, {1: 10.0}))
     assert (found.kind, found.ranks, found.cause, found.partial) == ("straggler", (1,), "unknown", "blocked")
     assert found.cost_ms_per_step == pytest.approx(10.0, rel=0.05)
     assert found.advice[1].startswith('if that is loading input, mark it: `import hindmost` and `with hindmost.phase("')
@@ -52,12 +45,12 @@ def test_a_rank_that_sleeps_in_no_phase_is_named(ranks: int) -> None:
 
 def test_since_when_it_does() -> None:
     """The step of the onset, not of the job's beginning."""
-    assert only(job(4, {1: 10.0}, from_step=60)).since_step == 60
+    assert only_verdict(job(4, {1: 10.0}, from_step=60)).since_step == 60
 
 
 def test_a_rank_that_computes_in_no_phase_is_named_for_that() -> None:
     """Its CPU time is longer by as much."""
-    found = only(job(4, {1: 10.0}, ran=True))
+    found = only_verdict(job(4, {1: 10.0}, ran=True))
     assert (found.kind, found.ranks, found.cause) == ("straggler", (1,), "compute")
     assert any(one.startswith("other (in no phase") for one in found.evidence)
 
@@ -65,14 +58,14 @@ def test_a_rank_that_computes_in_no_phase_is_named_for_that() -> None:
 def test_without_cpu_time_the_cause_is_unknown() -> None:
     """Whether it slept or computed is unknown; the rank is known all the same."""
     run = job(2, {1: 10.0})
-    found = only(replace(run, steps=run.steps | {"cpu_ns": np.full(2 * STEPS_MADE, -1)}))
+    found = only_verdict(replace(run, steps=run.steps | {"cpu_ns": np.full(2 * STEPS_MADE, -1)}))
     assert (found.kind, found.ranks, found.cause, found.partial) == ("straggler", (1,), "unknown", None)
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_where_all_ranks_log_alike_no_rank_is_named(ranks: int) -> None:
     """However long it takes."""
-    assert only(job(ranks, {}, usual=12.0)).kind == "balanced"
+    assert only_verdict(job(ranks, {}, usual=12.0)).kind == "balanced"
 
 
 def test_where_it_may_be_waiting_no_rank_is_named_for_it() -> None:
@@ -83,7 +76,7 @@ def test_where_it_may_be_waiting_no_rank_is_named_for_it() -> None:
     run = job(2, {1: 10.0})
     on_gpus = replace(run, ranks=run.ranks | {"gpu_uuid": np.array(["GPU-0", "GPU-1"])})
     unseen = replace(run, steps=run.steps | {"sync_ns": np.full(2 * STEPS_MADE, -1)})
-    assert [only(one).kind for one in (on_gpus, unseen)] == ["insufficient_data", "insufficient_data"]
+    assert [only_verdict(one).kind for one in (on_gpus, unseen)] == ["insufficient_data", "insufficient_data"]
 
 
 @pytest.mark.parametrize("phase", ["checkpoint", "input", "gc"])
@@ -91,7 +84,7 @@ def test_what_has_a_phase_is_reported_as_that(phase: str) -> None:
     """A checkpoint, input or a collection is no time in no phase, however often."""
     run = job(4, {1: 10.0})
     mine = np.where(run.steps["rank"] == 1, 10 * MS, 0)
-    found = only(replace(run, steps=run.steps | {f"{phase}_ns": mine}))
+    found = only_verdict(replace(run, steps=run.steps | {f"{phase}_ns": mine}))
     assert (found.kind, found.ranks, found.cause) == ("straggler", (1,), phase)
     assert not any(one.startswith("other (in no phase") for one in found.evidence)
 
@@ -100,7 +93,7 @@ def test_an_evaluation_is_no_step_that_trains() -> None:
     """What rank 1 does in no phase of its evaluations holds up no training step."""
     run = job(4, {1: 10.0}, from_step=100)
     kind = np.where(run.steps["step"] >= 100, "eval", "train")
-    assert only(replace(run, steps=run.steps | {"kind": kind})).kind == "balanced"
+    assert only_verdict(replace(run, steps=run.steps | {"kind": kind})).kind == "balanced"
 
 
 def test_input_is_not_to_be_marked_where_it_is_or_where_there_is_no_python() -> None:
@@ -109,4 +102,4 @@ def test_input_is_not_to_be_marked_where_it_is_or_where_there_is_no_python() -> 
     marked = replace(run, intervals=table("intervals", rank=[0], name=["input"]))
     compiled = replace(run, ranks={**run.ranks, "framework": np.full(2, "mpi")}, job=replace(run.job, command="./a"))
     for one in (marked, compiled):
-        assert not any("hindmost.phase" in line for line in only(one).advice)
+        assert not any("hindmost.phase" in line for line in only_verdict(one).advice)

@@ -15,7 +15,7 @@ from hindmost_judge.model import FINISHED, RUNNING, VANISHED, Run, Table
 from hindmost_judge.settings import DEFAULT
 from hindmost_judge.verdict.schema import Verdict
 
-from tests.runs import blocks_of
+from tests.runs import blocks_of, only_verdict
 from tests.scenarios.loads import Load, make, metrics
 
 
@@ -185,15 +185,10 @@ def test_a_rank_that_reads_its_pages_from_disk_waits_for_memory() -> None:
     assert found(alike) == [("straggler", (1,), "unknown")]
 
 
-def the(run: Run) -> Verdict:
-    (verdict,) = judge(run).verdicts
-    return verdict
-
-
 def test_all_ranks_of_a_node_are_reported_as_the_node() -> None:
     """Eight slow ranks that share a host are one verdict, whose evidence names the host."""
     slow = tuple(Fault("cpu_contention", (rank,), 0.1) for rank in range(8, 16))
-    verdict = the(simulate(Scenario(ranks=32, seed=7, faults=slow)).run)
+    verdict = only_verdict(simulate(Scenario(ranks=32, seed=7, faults=slow)).run)
     assert (verdict.ranks, verdict.cause) == (tuple(range(8, 16)), "cpu_contention")
     assert "these are all ranks of node0001: suspect the node" in verdict.evidence
 
@@ -204,7 +199,7 @@ def test_a_finished_rank_holds_no_rank_up_any_more(life: int, kind: str) -> None
     run = make(Load(faults=[{"rank": 2, "compute": 3.0}]))
     lives = np.array([RUNNING, RUNNING, life, RUNNING])
     states = tables.table("rank_states", rank=np.arange(4), life=lives, time_ns=0)
-    assert the(replace(run, rank_states=states)).kind == kind
+    assert only_verdict(replace(run, rank_states=states)).kind == kind
 
 
 def test_a_job_that_goes_on_with_fewer_ranks_is_judged_by_periods() -> None:
