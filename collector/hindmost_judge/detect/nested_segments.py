@@ -2,10 +2,6 @@
 
 A series is cut where its level changes, for good or for a while. A rank that is a little late throughout, and much
 later for a while, has two: one from end to end, and one on top of it.
-
-A burst is too short to change any median. Eight steps nearly all late by a good part of a step may be chance where that
-happens to several ranks. It is not chance where it happens to one rank only, a few times, and no other eight steps of
-any rank are late by a third as much.
 """
 
 from __future__ import annotations
@@ -16,7 +12,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_judge.settings import DEFAULT
 from hindmost_judge.stats.robust import (
     MAD_TO_SIGMA,
     block_medians,
@@ -28,10 +23,10 @@ from hindmost_judge.stats.robust import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from hindmost_judge.settings import Settings
-    from hindmost_judge.types import Array, Floats
+    from hindmost_judge.types import Floats
 
 #: A segment against as many steps on each side; a high bar, since it is the highest of very many (standard
 #: deviations).
@@ -402,100 +397,3 @@ def together(one: slice, other: slice) -> bool:
     """Whether two segments of steps are mostly the same."""
     common = min(one.stop, other.stop) - max(one.start, other.start)
     return bool(2 * common > max(one.stop - one.start, other.stop - other.start))
-
-
-#: No other eight steps of any rank may be later by this share, or the burst may be chance (of the burst).
-_BURST_ALIKE = 1 / 3
-
-#: How many steps of the shortest burst, of ``SHORTEST`` steps, may be on time.
-_DIPS = 1
-#: Most ranks that are examined, latest first.
-_MOST_ROWS = 8
-
-
-def bursts(
-    delay: Floats,
-    took: Floats,
-    least: float,
-    reported: Sequence[tuple[int, int, int]] = (),
-    settings: Settings = DEFAULT,
-) -> list[tuple[int, int, int]]:
-    """Row, first and stop (indices of steps) of each burst that is later than ``least`` ns and has no equal elsewhere.
-
-    A rank may have several bursts, each of which lasts: steps ``took`` [S] ns. Segments already ``reported`` are
-    neither bursts nor equals of one.
-    """
-    if delay.shape[1] < 3 * SHORTEST:
-        return []
-    found = []
-    for row, at in _latest(delay, least, reported):
-        of_row = _of_row(delay[row], at, least, [span for one, *span in reported if one == row], settings.max_segments)
-        lowest = _BURST_ALIKE * min((level for _, _, level in of_row), default=np.inf)
-        own = [(row, first, stop) for first, stop, _ in of_row]
-        if of_row and not _have_their_like(delay, [*own, *reported], lowest):
-            found += [one for one in own if lasts(took, *one[1:])]
-    return found
-
-
-def _of_row(series: Floats, at: int, least: float, spans: list[list[int]], most: int) -> list[tuple[int, int, float]]:
-    """First, stop and level of the bursts of one rank, of which the latest is around the step ``at``."""
-    series = or_zero(series)
-    for first, stop in spans:
-        series[first:stop] = 0.0
-    found: list[tuple[int, int, float]] = []
-    while len(found) < most:
-        level = float(median(series[at : at + SHORTEST]))
-        first, stop = _burst_around(series >= level / 2, at)
-        level = float(median(series[first:stop]))
-        if level >= least:
-            found.append((first, stop, level))
-        series[first:stop] = 0.0
-        late = _sums(series[None] >= least)[0] >= SHORTEST - _DIPS
-        if not late.any():
-            break
-        at = int(np.argmax(np.where(late, _sums(series[None])[0], -np.inf)))
-    return found
-
-
-def _sums(series: Array) -> Array:
-    """[R, S - 7] sums of the eight steps from each on; of what is held [R, S], how many of these are."""
-    kind = np.int32 if series.dtype == bool else series.dtype
-    sums = np.concatenate([np.zeros((len(series), 1), kind), np.cumsum(series, axis=1, dtype=kind)], axis=1)
-    return np.asarray(sums[:, SHORTEST:] - sums[:, :-SHORTEST])
-
-
-def _late_steps(delay: Floats, level: float, left_out: Sequence[tuple[int, int, int]]) -> Array:
-    """[R, S] which ranks are later than this in which steps, outside these segments."""
-    late = delay >= level
-    for row, first, stop in left_out:
-        late[row, first:stop] = False
-    return np.asarray(late)
-
-
-def _latest(delay: Floats, least: float, reported: Sequence[tuple[int, int, int]]) -> list[tuple[int, int]]:
-    """Rows that are late for eight steps on end, the latest first, and where each is latest."""
-    late = _late_steps(delay, least, reported)
-    rows = np.flatnonzero(np.count_nonzero(late, axis=1) >= SHORTEST - _DIPS)  # of a large job a few
-    late = _sums(late[rows]) >= SHORTEST - _DIPS
-    rows, late = rows[late.any(axis=1)], late[late.any(axis=1)]
-    height = np.where(late, _sums(or_zero(delay[rows])), -np.inf)
-    order = np.argsort(-height.max(axis=1, initial=-np.inf), kind="stable")[:_MOST_ROWS]
-    return [(int(rows[one]), int(np.argmax(height[one]))) for one in order]
-
-
-def _burst_around(high: Array, at: int) -> tuple[int, int]:
-    """The steps around ``at`` that are nearly all high."""
-    first, stop = at, at + SHORTEST
-    while first > 0 and (high[first - 1] or (first > 1 and high[first - 2])):
-        first -= 1
-    while stop < len(high) and (high[stop] or (stop + 1 < len(high) and high[stop + 1])):
-        stop += 1
-    held = np.flatnonzero(high[first:stop])
-    return first + int(held[0]), first + int(held[-1]) + 1
-
-
-def _have_their_like(delay: Floats, left_out: Sequence[tuple[int, int, int]], level: float) -> bool:
-    """Whether other steps of any rank, as many as the shortest burst, are mostly later than this."""
-    late = _late_steps(delay, level, left_out)
-    often = np.count_nonzero(late, axis=1) > SHORTEST / 2
-    return bool((_sums(late[often]) > SHORTEST / 2).any())

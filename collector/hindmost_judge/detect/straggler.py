@@ -86,11 +86,6 @@ def find(blocks: Blocks, settings: Settings, *, shared: bool = False) -> list[Sl
     suspects = sorted({*candidates.tolist(), *sole_peer[candidates].tolist()} - {-1})
     ranks = _Ranks(blocks, settings, smallest, sole_peer, suspects, not np.isnan(blocks.delay).any(), shared)
     found = [slowdown for row in candidates.tolist() for slowdown in _slowdowns(ranks, row)]
-    segments = [(slowdown.row, slowdown.first, slowdown.stop) for slowdown in found]
-    least = settings.stall_effect * blocks.step_ns
-    for row, first, stop in nested_segments.bursts(blocks.delay, blocks.period, least, segments, settings):
-        slowdown = _burst(ranks, row, (first, stop), [one for one in found if one.row == row])
-        found += [slowdown] if slowdown is not None else []
     return _beyond_crowd(sorted(found, key=lambda slowdown: -slowdown.delay), ranks)
 
 
@@ -209,24 +204,13 @@ def _around(layer: Layer) -> Iterator[Layer]:
         yield layer
 
 
-def _burst(ranks: _Ranks, row: int, span: tuple[int, int], slowdowns: list[Slowdown]) -> Slowdown | None:
-    """A few very late steps as a slowdown of a rank that has these others."""
-    series = _series(ranks, row)
-    steps = np.arange(series.steps) if series.known is None else series.known
-    for slowdown in slowdowns:
-        series.late[(steps >= slowdown.first) & (steps < slowdown.stop)] -= slowdown.delay
-    begin, end = np.searchsorted(steps, span).tolist()
-    layer = Layer(begin, end, end, float(median(series.late[begin:end])))
-    return _judge(ranks, row, series, layer, burst=True)
-
-
-def _judge(ranks: _Ranks, row: int, series: _Series, layer: Layer, *, burst: bool = False) -> Slowdown | None:
+def _judge(ranks: _Ranks, row: int, series: _Series, layer: Layer) -> Slowdown | None:
     """A segment as a persistent slowdown; ``None`` where it fails any criterion."""
     settings, step = ranks.settings, ranks.blocks.step_ns
     begin, end = layer.first, layer.stop
     part = series.late[begin:end]
     level = float(median(part))
-    large = burst or level >= settings.large_effect * step
+    large = level >= settings.large_effect * step
     needed = settings.min_steps_when_large if large else settings.min_steps
     if len(part) < needed or not level >= ranks.smallest:
         return None
@@ -237,7 +221,7 @@ def _judge(ranks: _Ranks, row: int, series: _Series, layer: Layer, *, burst: boo
     if z < settings.min_z or consistency < settings.min_consistency:
         return None
     small = len(ranks.delay) < FEW_RANKS and ranks.blocks.turn == 1  # how long workers need does not drift
-    if not burst and small and drifts(series.late, begin, end, level):
+    if small and drifts(series.late, begin, end, level):
         return None
     healthy = ranks.delay[:, held]
     spread_of = max(_healthy_spread(ranks, row, held), 1.0)
@@ -245,13 +229,13 @@ def _judge(ranks: _Ranks, row: int, series: _Series, layer: Layer, *, burst: boo
     if ratio < settings.min_spread_ratio:
         ratio = max(ratio, _margin_in_small_cohort(ranks, row, part, healthy))
     latest = share_last(part, healthy, ranks.suspects, ranks.pair(row))
-    seldom_last = latest < settings.min_latest and (burst or not _computes_longer(ranks, row, held, level))
+    seldom_last = latest < settings.min_latest and not _computes_longer(ranks, row, held, level)
     if ratio < settings.min_spread_ratio or seldom_last:
         return None
     on_time = steps_on_time(series.late[:end], level, _noise(series.late)) if begin == 0 else 0
     first, stop = series.at(begin + on_time, layer.end)
     as_others = len(ranks.delay) >= FEW_RANKS and others_as_late(ranks.delay, row, first, stop, level)
-    if not burst and (as_others or _by_chance(ranks, row, len(part), level) > _CHANCE):
+    if as_others or _by_chance(ranks, row, len(part), level) > _CHANCE:
         return None
     return Slowdown(row, first, stop, level, z, consistency, ratio, latest)
 
