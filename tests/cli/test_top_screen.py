@@ -288,6 +288,14 @@ def test_a_job_shows_as_what_it_is(verdicts: list[dict[str, Any]], said: str) ->
     assert first.startswith(said)
 
 
+def test_a_verdict_without_a_cost_says_why() -> None:
+    """Of a hang who waits, and how long; of UNSURE what was missing."""
+    why = "7 ranks have waited up to 12.1 s in all_reduce; rank 5 never entered it"
+    one = verdict(5, kind="hang", cause=None, victims=[0], evidence=[why], cost_ms_per_step=None, cost_ratio=None)
+    lines = screen(job(16, one))
+    assert lines[2] == f"WHY    {why}"
+
+
 def test_it_says_what_the_first_verdict_waits_for_and_how_old_the_last_one_is() -> None:
     """Where ranks use every core verdicts come late."""
     lines = screen({**job(8), "judged": False, "awaits": "ranks use every core; the first comes after 100 s"})

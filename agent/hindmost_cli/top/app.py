@@ -238,7 +238,8 @@ class Top(App[None]):
         return f"no verdict yet: {awaits}" if awaits else "no verdict yet"
 
     def _verdicts(self, width: int) -> Text:
-        """The verdicts in as many lines as leave the table most of the screen; of a single one its cost, too."""
+        """The verdicts in as many lines as leave the table most of the screen; of a single one its cost, or else
+        why, and what to do."""
         room = max(self.size.height // _VERDICT_SHARE, _VERDICT_LINES)
         verdicts = self._picture["verdicts"]
         lines: list[tuple[str, str]] = []
@@ -254,7 +255,9 @@ class Top(App[None]):
                 break
             lines += [(_STYLES.get(one["head"], "bold red"), line) for line in head]
         if len(verdicts) == 1:
-            for label, text in (("COST", verdicts[0]["cost"]), ("DO", next(iter(verdicts[0]["do"]), ""))):
+            one = verdicts[0]
+            second = ("COST", one["cost"]) if one["cost"] else ("WHY", next(iter(one["why"]), ""))
+            for label, text in (second, ("DO", next(iter(one["do"]), ""))):
                 wrapped = (
                     textwrap.wrap(f"{label:<6} {one_line(text)}", width, subsequent_indent=" " * 7) if text else []
                 )

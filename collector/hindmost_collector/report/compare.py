@@ -317,8 +317,8 @@ def _notes(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
         for name, what in compared.items()
         if a.get(name) != b.get(name) and None not in (a.get(name), b.get(name))
     ]
-    if a.get("command") and b.get("command") and a["command"] != b["command"]:
-        unlike.append(f"the command differs: {_unlike(a['command'].split(), b['command'].split())}")
+    if a.get("command") and b.get("command") and (words := _unlike(a["command"].split(), b["command"].split())):
+        unlike.append(f"the command differs: {words}")
     failed = [(label, job) for label, job in (("A", a), ("B", b)) if job.get("ended") and not job.get("interrupted_by")]
     how = {label: "failed" if job.get("exit_code") else "ended" for label, job in failed}
     return unlike + [f"{label} {how[label]}: {job['ended']}" for label, job in failed]
@@ -346,12 +346,14 @@ _OTHER_WORK = 0.01
 
 
 def _unlike(a: list[str], b: list[str]) -> str:
-    """The words that only one of two command lines has, each option with its value."""
+    """The words that only one of two command lines has, each option with its value, wherever it stands."""
     only: dict[str, list[str]] = {"A": [], "B": []}
     for tag, i, j, k, m in SequenceMatcher(None, a, b, autojunk=False).get_opcodes():
         if tag != "equal":
             only["A"] += _arguments(a, i, j, renamed=tag == "replace")
             only["B"] += _arguments(b, k, m, renamed=tag == "replace")
+    moved = {*only["A"]} & {*only["B"]}
+    only = {label: [one for one in shown if one not in moved] for label, shown in only.items()}
     return "; ".join(
         f"only {label} has {', '.join(f'`{one}`' for one in shown)}" for label, shown in only.items() if shown
     )
