@@ -426,17 +426,22 @@ def _save(out: Path, results: dict[str, Any], apart_s: float = 0.0) -> None:
     unfinished.replace(out)
 
 
-def ablate(paths: list[Path], out: Path, jobs: int, minutes: float, most: int) -> None:
-    """All changes, each on at most so many of the runs in which it can make a difference."""
-    begun = time.monotonic()
+def _load(paths: list[Path]) -> None:
+    """Make the switches, and read the runs."""
     logging.disable()
     signal.signal(signal.SIGPROF, _no_end)
     _import_all()
-    from hindmost_judge.settings import Settings  # noqa: PLC0415
-
     for path in paths:
         with path.open("rb") as stream:
             RUNS.extend(pickle.load(stream))  # noqa: S301 - our own
+
+
+def ablate(paths: list[Path], out: Path, jobs: int, minutes: float, most: int) -> None:
+    """All changes, each on at most so many of the runs in which it can make a difference."""
+    begun = time.monotonic()
+    _load(paths)
+    from hindmost_judge.settings import Settings  # noqa: PLC0415
+
     whole: dict[str, Any] = json.loads(out.read_text()) if out.exists() else {"before": {}, "results": {}}
     context = multiprocessing.get_context("fork")
     new = [index for index, one in enumerate(RUNS) if one[0] not in whole["before"]]
@@ -490,12 +495,7 @@ FEWEST_LINES = 3
 def together(paths: list[Path], out: Path, minutes: float) -> None:
     """The switches that can be off at once without another decision on any run."""
     begun = time.monotonic()
-    logging.disable()
-    signal.signal(signal.SIGPROF, _no_end)
-    _import_all()
-    for path in paths:
-        with path.open("rb") as stream:
-            RUNS.extend(pickle.load(stream))  # noqa: S301 - our own
+    _load(paths)
     found: dict[str, Any] = json.loads(out.read_text()) if out.exists() else {"needed": {}, "runs": []}
     off = [n for n, lines in enumerate(SWITCHES.lines) if SWITCHES.off[n] is False and lines >= FEWEST_LINES]
     off = [n for n in off if SWITCHES.places[n] not in found["needed"]]
