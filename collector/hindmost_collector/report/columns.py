@@ -229,7 +229,7 @@ def size(value: float | None) -> str:
 
 
 def number(value: float | None) -> str:
-    """Milliseconds without their unit, which the caption says once."""
+    """A number without its unit, which the caption says once: a small one is not called none."""
     if value is None:
         return UNMEASURED
     return (
@@ -458,7 +458,7 @@ def _columns(rows: Sequence[Mapping[str, Any]], deciding: Sequence[str]) -> list
         ("transfer", lambda row: number(row.get("transfer_ms"))),
         ("caused wait", lambda row: number(row.get("caused_wait_ms"))),
         ("last to arrive", lambda row: ratio(row.get("share_last"))),
-        ("CPUs", lambda row: UNMEASURED if row.get("cpu_ratio") is None else f"{row['cpu_ratio']:.1f}"),
+        ("CPUs", lambda row: number(row.get("cpu_ratio"))),
         *([(waits, lambda row: ratio(row.get("runqueue_ratio")))] if (waits := title_of("queued")) in deciding else []),
         ("memory", lambda row: size(row.get("rss_bytes"))),
     ]
