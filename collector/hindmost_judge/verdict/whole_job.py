@@ -287,7 +287,7 @@ def _of_queue(blocks: Blocks, use: Callable[[], Mapping[str, CpuUse]]) -> StepLi
     node = used_by_others(of_node)
     whose = f". {wording.who_uses_cpus(node, *of_node[node])}" if node is not None else ""
     typical = float("nan") if used is None else float(median(used))
-    uses = "" if used is None else f", and uses {typical:.{1 if typical >= 0.05 else 2}f} CPUs"  # noqa: PLR2004 - digits
+    uses = "" if used is None else f", and uses {typical:.{1 if typical >= 0.05 else 2}f} CPUs"
     return StepLimit(
         "cpu", f"the typical rank waits for a CPU {percent(float(median(rates)))} of the time{uses}{whose}"
     )
