@@ -37,10 +37,11 @@ $(VENV)/.all: $(VENV)/.python pyproject.toml
 	$(PIP) install -e '.[all]'
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.all
+# What .all has, too, in one run of pip, which looks up and checks all packages each time.
+$(VENV)/.dev: $(VENV)/.python pyproject.toml
 	$(PIP) install --upgrade 'pip>=25.1'
-	$(PIP) install --group dev
-	@touch $@
+	$(PIP) install -e '.[all]' --group dev
+	@touch $(VENV)/.all $@
 
 $(VENV)/.torch: $(VENV)/.dev
 	$(PIP) install torch==2.13.0

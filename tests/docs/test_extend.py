@@ -30,7 +30,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "tests/golden",
         "tests/dashboards",
     ):
-        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("*.so"))
+        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
     for name in ("pyproject.toml", "tests/servers.py"):
         shutil.copy(ROOT / name, copy / name)
     blocks = BLOCK.findall(GUIDE)
