@@ -15,6 +15,7 @@ from hindmost_judge.stats.robust import SAMPLE, median, or_zero, peers_median, s
 from hindmost_judge.timeline import cohorts, matching, phases, pipelined, steps
 from hindmost_judge.timeline.cohorts import that_meet
 from hindmost_judge.timeline.collective_calls import SAMPLED_FROM_NS
+from hindmost_judge.timeline.exchanges import with_exchanges_joined
 from hindmost_judge.timeline.messages import schedule_of, with_gathers_joined
 from hindmost_judge.timeline.overlap import delay_by_round, is_overlapped
 
@@ -46,17 +47,29 @@ def build(run: Run, settings: Settings) -> Blocks | None:
 
 
 def _of_collectives(run: Run, table: Table, settings: Settings) -> Blocks | None:
-    """The blocks of the collectives, or, where these are of too few steps, of the marks."""
+    """The blocks of the collectives; where they are of too few steps, of exchanges with neighbours, or of the marks."""
     run = with_gathers_joined(run)
-    joined = matching.grid(run)
-    found = None
-    if joined is not None and len(joined.ranks) > 1:
-        found = _at_pace(_from_collectives(run, joined, table), run.job.pace_ns)
-    if rows(table) and (found is None or len(found.steps) < settings.min_steps):
-        marked_only = _by_marks(run, table, settings)  # a profiler looks at a few steps, step marks at all
-        if found is None or (marked_only is not None and len(marked_only.steps) >= settings.min_steps):
-            found = marked_only
+    found = _of_meetings(run, table)
+    if not _enough(found, settings) and (exchanging := with_exchanges_joined(run)) is not None:
+        found = _rather(_of_meetings(exchanging, table), found, settings)
+    if not _enough(found, settings) and rows(table):  # a profiler looks at a few steps, step marks at all
+        found = _rather(_by_marks(run, table, settings), found, settings)
     return found
+
+
+def _enough(found: Blocks | None, settings: Settings) -> bool:
+    return found is not None and len(found.steps) >= settings.min_steps
+
+
+def _rather(other: Blocks | None, found: Blocks | None, settings: Settings) -> Blocks | None:
+    return other if found is None or _enough(other, settings) else found
+
+
+def _of_meetings(run: Run, table: Table) -> Blocks | None:
+    joined = matching.grid(run)
+    if joined is None or len(joined.ranks) < 2:
+        return None
+    return _at_pace(_from_collectives(run, joined, table), run.job.pace_ns)
 
 
 def _by_marks(run: Run, table: Table, settings: Settings) -> Blocks | None:

@@ -27,11 +27,13 @@ if TYPE_CHECKING:
     from hindmost_judge.model import Table
     from hindmost_judge.types import Array, Floats, Ints
 
+#: The messages of a step with all neighbours, as one operation.
+EXCHANGE = "exchange"
 #: Operations that no member can leave before every member has entered, spelled without punctuation.
 _SYNCHRONISING = tuple(
     (
         "allreduce allgather reducescatter barrier alltoall allgatherbase reducescattertensor allgatherintotensor "
-        "ddpsync"
+        f"ddpsync {EXCHANGE}"
     ).split()
 )
 #: Operations in which one rank gives to all others, spelled likewise.

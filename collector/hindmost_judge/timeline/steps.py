@@ -194,7 +194,12 @@ def _pattern(tokens: Ints, gap: Floats, length: int, marks: Marks | None) -> Int
         tokens[begin : begin + length]
     ]
     found, votes = np.unique(np.stack(windows), axis=0, return_counts=True)
-    return np.asarray(found[np.argmax(votes)])
+    pattern = np.asarray(found[np.argmax(votes)])
+    if marks is not None:
+        return pattern
+    begins = np.array(_matches(tokens, pattern, np.arange(len(tokens)) >= first))  # what comes between moves the rest
+    gaps = or_zero(median(gap[begins[:, None] + np.arange(length)], axis=0))
+    return np.roll(pattern, -int(np.argmax(gaps)))
 
 
 #: A step may begin at gaps from this share of the longest on, if this share of the marks lies there: each of several
