@@ -354,7 +354,7 @@ def _unclear(run: Run, blocks: Blocks, settings: Settings) -> Verdict | None:
         return inconclusive.passed_on(blocks)
     inside = (
         inconclusive.exchanging_inside(run, blocks)
-        or inconclusive.little_inside(blocks)
+        or inconclusive.little_inside(run, blocks)
         or inconclusive.idle_inside(blocks)
     )
     return inside or missing_ranks.backward_may_wait(run, blocks)

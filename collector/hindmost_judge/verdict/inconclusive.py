@@ -74,7 +74,7 @@ def passed_on(blocks: Blocks) -> Verdict:
 _SEEN = 0.75
 
 
-def little_inside(blocks: Blocks) -> Verdict | None:
+def little_inside(run: Run, blocks: Blocks) -> Verdict | None:
     """Steps of which the phases that were seen are the lesser part; ``None`` where they tell most of it."""
     took = blocks.took if blocks.took is not None else np.full(blocks.self_time.shape, np.nan)
     share = float(np.nanmin(median(phases.named_share(blocks.parts, took), axis=1), initial=1.0))
@@ -83,7 +83,9 @@ def little_inside(blocks: Blocks) -> Verdict | None:
     seen = ", ".join(name for name in blocks.parts if name in PHASES and name not in AMOUNTS)
     return insufficient(
         f"the phases seen ({seen}) cover {percent(share)} of a step of {ms(blocks.step_ns)}; no rank is slow in them",
-        advice="record the rest with `hindmost run -- COMMAND`; `hindmost.phase(NAME)` marks a phase",
+        advice='write `with hindmost.phase("forward"):` around what it computes'
+        if run.job.source == Job.source
+        else "record the rest with `hindmost run -- COMMAND`; `hindmost.phase(NAME)` marks a phase",
     )
 
 

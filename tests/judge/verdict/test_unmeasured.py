@@ -187,6 +187,13 @@ def test_input_of_all_ranks_is_no_wait_for_another() -> None:
     assert judge(dataclasses.replace(run, steps=run.steps | phases)).verdicts[0].kind != "insufficient_data"
 
 
+def test_a_job_whose_phases_say_little_learns_what_to_mark() -> None:
+    """It was recorded whole already: hindmost does not know what it computes in a step."""
+    run = in_phases()
+    bare = dataclasses.replace(run, steps=run.steps | {"forward_ns": np.full(160, 300_000)})
+    assert judge(bare).verdicts[0].advice == ('write `with hindmost.phase("forward"):` around what it computes',)
+
+
 def test_ranks_that_share_no_step_are_not_compared() -> None:
     """Each recorded ten steps of its own: nothing tells whose are longer."""
     apart = {f"r{one}": slice(10 * one, 10 * one + 10) for one in range(4)}
