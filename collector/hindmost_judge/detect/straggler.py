@@ -585,7 +585,7 @@ def set_apart(blocks: Blocks, settings: Settings) -> Blocks:
     compared = _compared_with_peers(blocks, known, [1])
     hidden = _slowdowns_of_same_work(compared, settings) if compared is not blocks else []
     hidden = [one for one in hidden if one.row not in rows and blocks.cohort[one.row] in late]
-    return _compared_with_peers(blocks, [*known, *hidden], [1, 2])
+    return _compared_with_peers(blocks, [*known, *hidden], [1, 2] if hidden or (alone and len(rows) > 1) else [2])
 
 
 def _slowdowns_of_same_work(blocks: Blocks, settings: Settings) -> list[Slowdown]:

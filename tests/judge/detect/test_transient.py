@@ -29,3 +29,12 @@ def test_what_lasts_a_tenth_of_a_second_is_no_slowdown(
     fault = Fault(cause, (1,), 0.5, first, stop)
     run = simulate(Scenario(2, 1200, 1, stretches=2, step_ms=3.7, faults=(fault,))).run
     assert [rank for verdict in judge(run).verdicts for rank in verdict.ranks] == named
+
+
+def test_one_slow_rank_of_three_costs_what_it_does() -> None:
+    """Its peers are set against each other only where two of the three are slow."""
+    fault = Fault("workload", (0,), 0.06, 40, 110)
+    made = simulate(Scenario(3, 120, 58, "fsdp", faults=(fault,)))
+    (found,) = judge(made.run).verdicts
+    cost = (made.truth.total_ns - made.truth.repaired_ns) / 70 / MS
+    assert found.cost_ms_per_step == pytest.approx(cost, rel=0.1)
