@@ -4,8 +4,8 @@ Each rank repeats the same messages, and one repetition is a step. What neighbou
 ranks within a few steps, so that it counts as one call of all of them. Its time is what the rank spent in its messages,
 and its self time what it spent between them.
 
-Ranks must do alike. In a pipeline, or where one rank hands out work, some receive first and pass on: they wait by
-design.
+Ranks must compute at the same time. In a pipeline or a ring, or where one rank hands out work, some wait for what
+others make of their message: that is by design, and no rank is late for it.
 """
 
 from __future__ import annotations
@@ -23,17 +23,20 @@ from hindmost_judge.timeline.collective_calls import EXCHANGE, OWN, sums
 from hindmost_judge.timeline.messages import job_ranks
 
 if TYPE_CHECKING:
-    from hindmost_judge.types import Array, Floats, Ints
+    from hindmost_judge.types import Floats, Ints
 
 #: The rank that has made the fewest steps has made at least this share of the most: others do not wait for it else.
 _TOGETHER = 0.9
+#: The rank that computes longest is in its messages for less than this share of each neighbour's computing. Of ranks
+#: that compute in turn each is in them for all of it.
+_AT_ONCE = 0.8
 
 
 class _Steps(NamedTuple):
     """Steps of a rank: which ``call`` [N] (row of the table) is of which, ``number`` [N], from 0 to S - 1.
 
     ``began`` [S] ns is when each began, ``whom`` the other ranks in its messages, ``kinds`` what calls a step has, in
-    the order in which they first come.
+    the order in which they first come. A step usually has ``computing`` and ``waiting`` ns between and in its calls.
     """
 
     call: Ints
@@ -41,6 +44,8 @@ class _Steps(NamedTuple):
     began: Floats
     whom: frozenset[int]
     kinds: tuple[int, ...]
+    computing: float
+    waiting: float
 
 
 def with_exchanges_joined(run: Run) -> Run | None:
@@ -51,53 +56,61 @@ def with_exchanges_joined(run: Run) -> Run | None:
     table = run.collectives
     if not rows(table) or not ((table["peer"] >= 0) & ((table["flags"] & GPU_TIME) == 0)).any():
         return None
-    code, _ = encoding.codes(table["op"])
     usable = ((table["flags"] & (ERROR | GPU_TIME)) == 0) & (table["duration_ns"] >= 0)
-    held = np.flatnonzero(usable & (table["start_ns"] >= 0) & (table["self_ns"] != UNMEASURED))
-    held = held[np.lexsort((table["start_ns"][held], table["rank"][held]))]
-    peer = job_ranks(run, table["comm"][held], table["peer"][held])
-    if len(held) == 0:  # nothing tells what ranks did between their messages
+    calls = np.flatnonzero(usable & (table["start_ns"] >= 0) & (table["self_ns"] != UNMEASURED))
+    if len(calls) == 0:  # nothing tells what ranks did between their messages
         return None
-    ranks, first = np.unique(table["rank"][held], return_index=True)
-    found: list[_Steps] = []
-    for mine, whom in zip(np.split(held, first[1:]), np.split(peer, first[1:]), strict=True):
+    calls = calls[np.lexsort((table["start_ns"][calls], table["rank"][calls]))]
+    code, peer = encoding.codes(table["op"])[0], job_ranks(run, table["comm"][calls], table["peer"][calls])
+    ranks, first = np.unique(table["rank"][calls], return_index=True)
+    found: dict[int, _Steps] = {}
+    for rank, mine, whom in zip(ranks.tolist(), np.split(calls, first[1:]), np.split(peer, first[1:]), strict=True):
         one = _of_rank(table, code, mine, whom)
-        if one is None:
+        if one is None or (found and one.kinds != found[int(ranks[0])].kinds):
             return None
-        found.append(one)
-    if not _alike(found) or not _connected(ranks, found):
+        found[rank] = one
+    made = [len(one.began) for one in found.values()]
+    if min(made) < _TOGETHER * max(made) or not _connected(found) or not _at_once(found):
         return None
-    return replace(run, collectives=_joined(table, found))
+    return replace(run, collectives=_joined(table, list(found.values())))
 
 
 def _of_rank(table: Table, code: Ints, mine: Ints, whom: Ints) -> _Steps | None:
     """The steps of a rank's calls ``mine`` [N], in order, with their peers; ``None`` without a pattern."""
     token = encoding.factorize(code[mine] * (int(whom.max()) + 2) + whom + 1)[0].astype(np.int64)
-    number = steps.infer(token, table["self_ns"][mine].astype(np.float64), apart=True)
+    number = steps.infer(token, table["self_ns"][mine].astype(np.float64))
     inside = np.flatnonzero(number >= 0)
     if len(inside) == 0:
         return None
     _, begins, number = np.unique(number[inside], return_index=True, return_inverse=True)
     call, step = mine[inside], inside[number == np.bincount(number).argmax()]
-    peers = frozenset(whom[inside][whom[inside] >= 0].tolist())
-    began = table["start_ns"][call[begins]].astype(np.float64)
-    return _Steps(call, number, began, peers, tuple(dict.fromkeys(code[mine[step]].tolist())))
+    computing, waiting = (
+        float(median(np.bincount(number, table[name][call]).astype(np.float64))) for name in ("self_ns", "duration_ns")
+    )
+    return _Steps(
+        call=call,
+        number=number,
+        began=table["start_ns"][call[begins]].astype(np.float64),
+        whom=frozenset(whom[inside][whom[inside] >= 0].tolist()),
+        kinds=tuple(dict.fromkeys(code[mine[step]].tolist())),
+        computing=computing,
+        waiting=waiting,
+    )
 
 
-def _alike(found: list[_Steps]) -> bool:
-    """Whether all ranks do the same in a step, and have made about as many."""
-    made = [len(one.began) for one in found]
-    return len({one.kinds for one in found}) == 1 and min(made) >= _TOGETHER * max(made)
-
-
-def _connected(ranks: Array, found: list[_Steps]) -> bool:
+def _connected(found: dict[int, _Steps]) -> bool:
     """Whether all wait for each other, some through others."""
-    whom = dict(zip(ranks.tolist(), (one.whom for one in found), strict=True))
-    reached, new = set[int](), {int(ranks[0])}
+    reached, new = set[int](), {next(iter(found))}
     while new:
         reached |= new
-        new = {peer for rank in new for peer in whom.get(rank, ())} - reached
-    return reached == set(whom)
+        new = {peer for rank in new if rank in found for peer in found[rank].whom} - reached
+    return reached == set(found)
+
+
+def _at_once(found: dict[int, _Steps]) -> bool:
+    """Whether the rank that computes longest, and so waits least, computes at the same time as its neighbours."""
+    longest = max(found.values(), key=lambda one: one.computing)
+    return longest.waiting < _AT_ONCE * min(found[peer].computing for peer in longest.whom)
 
 
 def _joined(table: Table, found: list[_Steps]) -> Table:
@@ -135,7 +148,7 @@ def _as_of(other: Floats, began: Floats) -> Ints:
     """[S] which of the steps of another rank each is: the one that began next to it; -1 for one that had its own."""
     if len(other) == len(began):
         return np.arange(len(began))
-    middle = (other[1:] + other[:-1]) / 2
-    number = np.searchsorted(middle, began).astype(np.int64)
-    number[1:][np.diff(number) == 0] = -1
+    number = np.searchsorted((other[1:] + other[:-1]) / 2, began).astype(np.int64)
+    nearest = np.lexsort((np.abs(began - other[number]), number))
+    number[nearest[1:][np.diff(number[nearest]) == 0]] = -1
     return number

@@ -210,7 +210,7 @@ def _missing_for_a_verdict(ranks: int, blocks: Blocks | None, settings: Settings
         return _one_seen(blocks, run)
     if blocks is None or len(blocks.steps) == 0:
         return (
-            f"{ranks} ranks, but no step, and no collectives or messages in a pattern that repeats on all of them",
+            f"{ranks} ranks, but no step, no collective that repeats on two of them, and no exchange of all of them",
             _mark(run) if own else "record the job with `hindmost run -- COMMAND`",
         )
     of_which = "after warm-up" if blocks.warmup else "with start-up"
@@ -264,7 +264,7 @@ def _mark(run: Run) -> str:
     """How the steps of a job are recognised."""
     if in_python(run):
         return "write `for batch in hindmost.steps(loader):`, or `with hindmost.step():` around each iteration"
-    return "run the same collectives in each iteration: a pattern that repeats shows the steps"
+    return "call the same collective in each iteration: it shows where a step ends"
 
 
 def _one_seen(blocks: Blocks | None, run: Run) -> tuple[str, str]:

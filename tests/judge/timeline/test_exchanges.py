@@ -1,11 +1,13 @@
 """Ranks that exchange the edges of their domains with neighbours, and meet in no collective."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 from hindmost_collector.recordings.tables import table
+from hindmost_judge.encoding import chosen
 from hindmost_judge.judge import judge
 from hindmost_judge.model import NONBLOCKING, UNMEASURED, Run
 from hindmost_judge.timeline.exchanges import with_exchanges_joined
@@ -87,12 +89,25 @@ def handed_out() -> Iterator[Call]:
             yield from (Call(0, "recv", rank, end - 2 * CALL), Call(0, "send", rank, end - CALL))
 
 
-def passed_on() -> Iterator[Call]:
-    """Each rank waits for the one before it by design."""
-    for start in range(0, 6000 * MS, 30 * MS):
-        yield Call(0, "send", 1, start + 10 * MS, 10 * MS)
-        yield from (Call(1, "recv", 0, start + 10 * MS), Call(1, "send", 2, start + 20 * MS, 10 * MS))
-        yield Call(2, "recv", 1, start + 20 * MS)
+def in_turn(*own: int) -> Iterator[Call]:
+    """A message goes round: each rank computes for its ``own`` ms when it has it, and passes it on."""
+    for start in range(0, 200 * sum(own), sum(own)):
+        at = start
+        for rank, work in enumerate(own):
+            yield Call(rank, "send", (rank + 1) % len(own), (at + work) * MS, work * MS)
+            rest = (sum(own) - work) * MS - CALL
+            yield Call(rank, "recv", (rank - 1) % len(own), (at + work) * MS + CALL, duration_ns=rest)
+            at += work
+
+
+def subcycled() -> Iterator[Call]:
+    """Rank 0 makes two short steps for each of rank 2, and rank 1 meets both."""
+    for start in range(0, 2000 * MS, 10 * MS):
+        for half in (start + 5 * MS, start + 10 * MS):
+            yield from (Call(0, "send", 1, half, 5 * MS - CALL), Call(0, "recv", 1, half + CALL))
+            yield from (Call(1, "send", 0, half, 5 * MS - CALL), Call(1, "recv", 0, half + CALL))
+        yield from (Call(1, "send", 2, half + 2 * CALL), Call(1, "recv", 2, half + 3 * CALL))
+        yield from (Call(2, "send", 1, half, 10 * MS - CALL), Call(2, "recv", 1, half + 3 * CALL))
 
 
 def apart() -> Iterator[Call]:
@@ -107,6 +122,23 @@ def unmeasured() -> Iterator[Call]:
     return (one._replace(self_ns=UNMEASURED) for one in apart() if one.rank < 2)
 
 
-@pytest.mark.parametrize("calls", [handed_out(), passed_on(), apart(), unmeasured()])
+@pytest.mark.parametrize(
+    "calls",
+    [handed_out(), in_turn(2, 20), in_turn(3, 8, 3, 8), in_turn(2, 3, 5, 10), subcycled(), apart(), unmeasured()],
+)
 def test_ranks_that_do_not_wait_for_each_other_alike_are_left(calls: Iterator[Call]) -> None:
     assert with_exchanges_joined(run_of(list(calls))) is None
+
+
+def test_steps_that_a_recording_lacks_of_one_rank_move_no_others() -> None:
+    """As the beginning of a window does: its steps are those that others made at the time."""
+    own = works(3)
+    own[1, 150:] += 3 * MS
+    run = exchanging(own)
+    kept = (run.collectives["rank"] != 2) | (run.collectives["start_ns"] > 200 * MS)
+    joined = with_exchanges_joined(replace(run, collectives=chosen(run.collectives, kept)))
+    assert joined is not None
+    seq, start, rank = (joined.collectives[name] for name in ("seq", "start_ns", "rank"))
+    others, late = (dict(zip(seq[rank == one].tolist(), start[rank == one].tolist(), strict=True)) for one in (0, 2))
+    assert len(late) < len(others) - 10
+    assert max(abs(late[step] - others[step]) for step in late) < 10 * MS

@@ -199,7 +199,7 @@ def test_ranks_that_share_no_step_are_not_compared() -> None:
     apart = {f"r{one}": slice(10 * one, 10 * one + 10) for one in range(4)}
     (verdict,) = judge(in_phases(**apart)).verdicts
     assert verdict.kind == "insufficient_data"
-    assert "no step, and no collectives or messages in a pattern" in verdict.evidence[0]
+    assert "no step, no collective that repeats on two of them" in verdict.evidence[0]
 
 
 def without_steps(job: Run, pattern: bool) -> Run:
