@@ -293,12 +293,17 @@ def _parts(table: sections.Shown, width: int) -> Iterator[RenderableType]:
 
 def _cells(table: sections.Shown, column: sections.Column) -> list[str]:
     """What a column says of each row: of ids what tells them apart."""
-    cells = [one_line(sections.written(row.get(column.key), column.unit), _WIDEST) for row in table.rows]
-    if not column.ids:
-        return cells
-    enough = range(_ID, _WIDEST + 1)
-    length = next(end for end in enough if len({cell[:end] for cell in cells}) == len({*cells}))
-    return [cell if len(cell) <= length + 1 else f"{cell[:length]}…" for cell in cells]
+    cells = [sections.written(row.get(column.key), column.unit) for row in table.rows]
+    lengths = (end for end in range(_ID, _WIDEST) if len({cell[:end] for cell in cells}) == len({*cells}))
+    if not column.ids or (length := next(lengths, None)) is None:
+        return [_cell(cell) for cell in cells]
+    return [_cell(cell if len(cell) <= length + 1 else f"{cell[:length]}…") for cell in cells]
+
+
+def _cell(text: str) -> str:
+    """The text in one line that fits into a column: a longer one keeps its begin and its end."""
+    line = one_line(text, _LONGEST)
+    return line if len(line) <= _WIDEST else f"{line[: _WIDEST // 2]}…{line[1 - _WIDEST // 2 :]}"
 
 
 def _that_fit(widths: Sequence[int], width: int) -> Iterator[tuple[int, int]]:
@@ -395,5 +400,5 @@ def _head(one: RenderedVerdict, width: int) -> Padding:
 def _table(rows: Sequence[Mapping[str, Any]], titles: list[str], cells: list[list[str]], named: set[int]) -> Table:
     shown = table_of(titles, left=("node",))
     for row, line in zip(rows, cells, strict=True):
-        shown.add_row(*(one_line(cell, _WIDEST) for cell in line), style="red" if row["rank"] in named else None)
+        shown.add_row(*map(_cell, line), style="red" if row["rank"] in named else None)
     return shown

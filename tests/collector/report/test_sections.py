@@ -174,6 +174,17 @@ def test_of_many_gpus_and_nodes_text_has_those_of_the_ranks_that_it_shows() -> N
     assert sum(line.startswith("n") for line in shown) <= columns.SHOWN
 
 
+@pytest.mark.parametrize("begin", [0, 11, 12, 62, 63, 64, 65, 200])
+def test_long_ids_are_told_apart_in_64_characters(begin: int) -> None:
+    """Wherever they begin to differ; names that are as long keep to their column too."""
+    gpus = [{"gpu": f"{'G' * begin}-{which}{'0' * 20}{which}", "node": "n" * 200, "busy": 0.5} for which in "ab"]
+    report = {**judged("gpu-contention")[2], "sections": {"gpus": {"gpus": gpus}}}
+    shown = text.render(report, 200, wanted=("gpus",)).splitlines()
+    ids, names = zip(*(line.split()[:2] for line in shown if "nnn" in line), strict=True)
+    assert len({*ids}) == 2
+    assert max(map(len, (*ids, *names))) <= 64
+
+
 @pytest.mark.parametrize("name", ["clean", "several", "gpu-contention"])
 def test_tables_fit_80_columns_with_long_names_and_high_ranks(name: str) -> None:
     """A wide table goes on below; no number is cut."""
