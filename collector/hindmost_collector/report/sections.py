@@ -132,8 +132,8 @@ SECTIONS: dict[str, Section] = {
                 ),
             ),
             "if_free": Table(
-                "The mean step if one thing were free, and the waits for ranks that it makes late, which COST of a"
-                " limit leaves in. Or if all ranks were like the median one.",
+                "The mean step if one thing took no time and made no rank late, or if all ranks were like the median"
+                " one. COST of a limit does not count the waits for late ranks.",
                 (
                     Column("without", "if"),
                     Column("step_ms", "mean step", "ms"),
