@@ -71,7 +71,8 @@ def job(
         "node": [nodes.format(rank // 8) for rank in range(ranks)],
         "gpu_uuid": [""] * ranks,
     }
-    return picture(report, places, [120.0] * ranks, cells, job="j", jobs=[{"job": "j", "size": ranks}], **more)
+    jobs = [{"job": "j", "size": ranks, "mean_step_ms": 250.0}]
+    return picture(report, places, [120.0] * ranks, cells, job="j", jobs=jobs, **more)
 
 
 class Held:
@@ -237,7 +238,7 @@ def test_nodes_gpus_and_jobs_are_views_of_their_own() -> None:
     assert nodes[0][0] == "*node002"
     assert nodes[0][1] == "50"
     assert gpus[0][0] == "*GPU-0017"
-    assert jobs[0][:2] == ["j", "24"]
+    assert jobs[0][:3] == ["j", "24", "250"]
 
 
 def test_help_fits_the_smallest_screen_and_all_evidence_is_a_key_away() -> None:

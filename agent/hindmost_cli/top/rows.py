@@ -140,7 +140,7 @@ COLUMNS: Mapping[str, Sequence[Column]] = {
         Column("cost\n%", _of("cost", 100.0), _number),
         Column("ranks", _of("size"), _whole),
         Column("step", _of("step"), _whole),
-        Column("mean\nstep ms", _of("step_ms"), _number),
+        Column("mean\nstep ms", _of("mean_step_ms"), _number),
         Column("last\nheard", _of("age_s"), age),
         Column("verdict", _of("verdict"), one_line, left=True, falling=False),
     ),

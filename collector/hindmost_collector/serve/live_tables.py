@@ -207,7 +207,7 @@ def _job(job: LiveJob, contact: Contact) -> dict[str, Any]:
         "cost": (first or {}).get("cost_ratio"),
         "size": job.world_size,
         "step": job.window.last_step if job.window.last_step >= 0 else None,
-        "step_ms": length.get("mean"),
+        "mean_step_ms": length.get("mean"),
         "age_s": _seconds(contact.age_ns(job)),
     }
 

@@ -87,6 +87,14 @@ def test_a_counter_is_a_rate_once_it_was_heard_twice() -> None:
     assert node.table("ranks")["step"] == [7.0]
 
 
+def test_the_length_of_a_step_in_the_table_of_jobs_is_the_mean() -> None:
+    """As in ``hindmost top``: a key says which of the two lengths it is."""
+    node = Node((CPU, RANK, True))
+    lengths = {"p50": 100.0, "p99": 400.0, "mean": 120.0}
+    node.job.report = {"job": {"id": "j", "step_ms": lengths}, "verdicts": [], "ranks": []}
+    assert node.table("jobs")["mean_step_ms"] == [120.0]
+
+
 def test_a_counter_that_began_anew_has_no_rate() -> None:
     """A process was restarted: its time is no negative one."""
     node = Node((CPU, RANK, True))
