@@ -59,93 +59,93 @@ def with_missing_ranks(found: list[Verdict], run: Run, blocks: Blocks | None) ->
     """What still holds although ranks are missing, and what is unknown because of that."""
     if run.job.source == Job.source:
         return _ours(found, run, blocks)
-    lacking = run.unrecorded
-    if lacking is None or any(verdict.kind in STOPS for verdict in found):
+    missing = run.unrecorded
+    if missing is None or any(verdict.kind in STOPS for verdict in found):
         return found
-    if not lacking.ranks and lacking.judged < 1.0:
-        return [_of_part(verdict, lacking) for verdict in found]
-    waited = lacking.together is not None and lacking.together >= _TOGETHER
-    if lacking.by_steps:
-        return [_with(verdict, lacking) for verdict in found] if waited else found
-    kept = [verdict for verdict in found if verdict.kind in _OF_SOME and not (lacking.apart and verdict.ranks)]
+    if not missing.ranks and missing.judged < 1.0:
+        return [_of_part(verdict, missing) for verdict in found]
+    waited = missing.together is not None and missing.together >= _TOGETHER
+    if missing.by_steps:
+        return [_with(verdict, missing) for verdict in found] if waited else found
+    kept = [verdict for verdict in found if verdict.kind in _OF_SOME and not (missing.apart and verdict.ranks)]
     named = any(one.ranks for one in kept)
     already = [verdict for verdict in found if verdict.kind == "insufficient_data"]
     if already and not waited and not named:
-        return [replace(one, evidence=(_are_missing(lacking), *one.evidence)) for one in already]
-    return kept if named else [_insufficient(lacking, waited), *kept]
+        return [replace(one, evidence=(_are_missing(missing), *one.evidence)) for one in already]
+    return kept if named else [_insufficient(missing, waited), *kept]
 
 
 def ranks_without_steps(run: Run, blocks: Blocks) -> Verdict | None:
     """That no rank can be cleared if steps alone show who is late, and some ranks of the recording have none."""
     if blocks.evidence != build_blocks.PHASES or run.job.source == Job.source:
         return None
-    lacking = run.ranks["rank"][~np.isin(run.ranks["rank"], blocks.ranks)].tolist()
-    if not lacking:
+    missing = run.ranks["rank"][~np.isin(run.ranks["rank"], blocks.ranks)].tolist()
+    if not missing:
         return None
-    who = names(lacking) if len(lacking) < _NAMED else f"{len(lacking)} other ranks"
-    unknown = f"the steps of {who} are not recorded: others may wait for {_them(lacking)}"
+    who = names(missing) if len(missing) < _NAMED else f"{len(missing)} other ranks"
+    unknown = f"the steps of {who} are not recorded: others may wait for {_them(missing)}"
     late = f"no rank of the {len(blocks.ranks)} with steps is late; {unknown}"
-    remedy = f"add the log of the steps{_of(lacking)}; `hindmost run -- COMMAND` records every rank"
+    remedy = f"add the log of the steps{_of(missing)}; `hindmost run -- COMMAND` records every rank"
     return insufficient(late, advice=remedy)
 
 
 def _ours(found: list[Verdict], run: Run, blocks: Blocks | None) -> list[Verdict]:
     """What holds in a run of our own: a rank that may have waited for one without collectives is not named."""
-    lacking = _find_unrecorded(run, blocks)
-    if lacking is None:
+    missing = _find_unrecorded(run, blocks)
+    if missing is None:
         return found
-    doubted = [verdict for verdict in found if lacking.doubts(verdict)]
+    doubted = [verdict for verdict in found if missing.doubts(verdict)]
     kept = [verdict for verdict in found if verdict not in doubted]
     if doubted and not kept:
-        return [_doubted_verdict(lacking, doubted)]
-    seen = rows(run.ranks) - int(np.isin(run.ranks["rank"], lacking.ranks).sum())
-    return [_of_those_seen(one, lacking, seen) for one in kept]
+        return [_doubted_verdict(missing, doubted)]
+    seen = rows(run.ranks) - int(np.isin(run.ranks["rank"], missing.ranks).sum())
+    return [_of_those_seen(one, missing, seen) for one in kept]
 
 
-def _of_those_seen(one: Verdict, lacking: Absent, seen: int) -> Verdict:
+def _of_those_seen(one: Verdict, missing: Absent, seen: int) -> Verdict:
     """Ranks found alike without the missing ones are not cleared; findings on the recorded ranks hold."""
     if one.kind != "balanced":
         known = one.kind in STOPS or one.kind == "insufficient_data"
-        return one if known else replace(one, evidence=(*one.evidence, without_collectives(lacking)))
-    count = len(lacking.ranks)
+        return one if known else replace(one, evidence=(*one.evidence, without_collectives(missing)))
+    count = len(missing.ranks)
     others = f"{count} other ranks are" if count > 1 else "1 other rank is" if count else "others are"
-    who = f" ({names(lacking.ranks)})" if 0 < count < _NAMED else ""
+    who = f" ({names(missing.ranks)})" if 0 < count < _NAMED else ""
     whom = "it" if count == 1 else "one of them"
     late = f"no rank of the {seen} recorded is late, but they may wait for {whom}: {others} not recorded{who}"
-    remedy = _doctor_remedy(lacking)
+    remedy = _doctor_remedy(missing)
     return replace(one, kind="insufficient_data", evidence=(late, *one.evidence), advice=(remedy,))
 
 
-def _with(one: Verdict, lacking: Unrecorded) -> Verdict:
+def _with(one: Verdict, missing: Unrecorded) -> Verdict:
     """A balanced job whose ranks wait together all the same."""
     if one.kind != "balanced":
         return one
     return replace(
-        one, kind="insufficient_data", evidence=(*one.evidence, _awaited(lacking)), advice=(_complete_files(lacking),)
+        one, kind="insufficient_data", evidence=(*one.evidence, _awaited(missing)), advice=(_complete_files(missing),)
     )
 
 
-def _of_part(one: Verdict, lacking: Unrecorded) -> Verdict:
+def _of_part(one: Verdict, missing: Unrecorded) -> Verdict:
     """A part of a job clears no rank of what happened in the rest."""
-    if one.kind != "balanced" or lacking.judged >= _NEARLY_ALL:
+    if one.kind != "balanced" or missing.judged >= _NEARLY_ALL:
         return one
-    cut = f"some files are cut: only {percent(lacking.judged)} of the job is in all files; no rank is late there"
+    cut = f"some files are cut: only {percent(missing.judged)} of the job is in all files; no rank is late there"
     return insufficient(cut, *one.evidence, advice="give the whole files of all ranks")
 
 
-def _insufficient(lacking: Unrecorded, waited: bool) -> Verdict:
-    waits = _awaited(lacking) if waited else f"others may wait for {_them(lacking.ranks)}"
-    return insufficient(_are_missing(lacking), waits, advice=_complete_files(lacking))
+def _insufficient(missing: Unrecorded, waited: bool) -> Verdict:
+    waits = _awaited(missing) if waited else f"others may wait for {_them(missing.ranks)}"
+    return insufficient(_are_missing(missing), waits, advice=_complete_files(missing))
 
 
-def _are_missing(lacking: Unrecorded) -> str:
-    who = names(lacking.ranks) if lacking.ranks else "some ranks"
-    return f"{who} {'is' if len(lacking.ranks) == 1 else 'are'} missing from most of the recording"
+def _are_missing(missing: Unrecorded) -> str:
+    who = names(missing.ranks) if missing.ranks else "some ranks"
+    return f"{who} {'is' if len(missing.ranks) == 1 else 'are'} missing from most of the recording"
 
 
-def _awaited(lacking: Unrecorded) -> str:
-    who = names(lacking.ranks) if len(lacking.ranks) == 1 else "a missing rank"
-    share = percent(lacking.together or 0.0)
+def _awaited(missing: Unrecorded) -> str:
+    who = names(missing.ranks) if len(missing.ranks) == 1 else "a missing rank"
+    share = percent(missing.together or 0.0)
     return f"all recorded ranks wait at once for {share} of the time, transfers apart: likely for {who}"
 
 
@@ -157,8 +157,8 @@ def _of(ranks: Sequence[int]) -> str:
     return f" of {names(ranks)}" if 0 < len(ranks) < _NAMED else " that are missing"
 
 
-def _complete_files(lacking: Unrecorded) -> str:
-    return f"add the whole files{_of(lacking.ranks)}; `hindmost run -- COMMAND` records every rank"
+def _complete_files(missing: Unrecorded) -> str:
+    return f"add the whole files{_of(missing.ranks)}; `hindmost run -- COMMAND` records every rank"
 
 
 #: Causes measured on a rank's own host or GPU: these are no wait for others.
@@ -301,8 +301,8 @@ def without_doubtful_forwards(found: list[Verdict], run: Run, blocks: Blocks | N
 
 def backward_may_wait(run: Run, blocks: Blocks) -> Verdict | None:
     """Why phases in which ranks may wait clear no rank; ``None`` where other ranks' collectives do."""
-    unseen = run.unrecorded  # collectives of some ranks show whether all of these wait for a missing one
-    if not _steps_alone(run, blocks) or (unseen is not None and unseen.by_steps and unseen.together is not None):
+    missing = run.unrecorded  # collectives of some ranks show whether all of these wait for a missing one
+    if not _steps_alone(run, blocks) or (missing is not None and missing.by_steps and missing.together is not None):
         return None
     backward = _phase(blocks, "backward")
     share = float(median(median(backward, axis=1)) / blocks.step_ns) if backward is not None else 0.0
@@ -406,14 +406,14 @@ _UNEXPLAINED = 0.03
 
 def cross_checked(run: Run, judge: Callable[[Run], Report]) -> Report | None:
     """The report on such a run, by what ``judge`` says of the collectives and of the steps; ``None`` for another."""
-    lacking = run.unrecorded
-    if lacking is None or not lacking.by_steps:
+    missing = run.unrecorded
+    if missing is None or not missing.by_steps:
         return None
     if not matching.synchronising(run.collectives, codes(run.collectives["op"])).any():
         return None  # of the steps alone
-    met, log = judge(replace(run, unrecorded=replace(lacking, by_steps=False))), judge(without_waits(run))
+    met, log = judge(replace(run, unrecorded=replace(missing, by_steps=False))), judge(without_waits(run))
     named = [verdict for verdict in met.verdicts if verdict.ranks or verdict.kind in _OF_THE_JOB]
-    unmet = [verdict for verdict in log.verdicts if verdict.kind in STOPS or _names_any(verdict, lacking.ranks)]
+    unmet = [verdict for verdict in log.verdicts if verdict.kind in STOPS or _names_any(verdict, missing.ranks)]
     if any(verdict.kind == "host_bound" for verdict in named):  # what events time on GPUs is then how long hosts launch
         unmet = [verdict for verdict in unmet if verdict.cause == "input" or verdict.kind in STOPS]
     if named and not unmet:
@@ -424,10 +424,10 @@ def cross_checked(run: Run, judge: Callable[[Run], Report]) -> Report | None:
     return replace(log, verdicts=unsure or met.verdicts)
 
 
-def _names_any(one: Verdict, lacking: Sequence[int]) -> bool:
+def _names_any(one: Verdict, missing: Sequence[int]) -> bool:
     """Whether it names any of these for something that was measured, or for more than launching differs by."""
     sure = one.cause != "unknown" or (one.cost_ratio or 0.0) >= _UNEXPLAINED
-    return sure and bool(set(one.ranks) & set(lacking))
+    return sure and bool(set(one.ranks) & set(missing))
 
 
 def _same(one: Verdict, others: list[Verdict]) -> bool:

@@ -302,8 +302,8 @@ def _of_transfers(blocks: Blocks, queued: float) -> StepLimit | None:
     least = _BOUND_TRANSFER_BESIDE if blocks.overlapped else _BOUND_TRANSFER
     if not share >= least:  # NaN too
         return None
-    beside = ", longer than the backward that hides them" if blocks.overlapped else ""
-    return StepLimit("communication", f"transfers are {percent(share)} of the typical step{beside}")
+    overlapped = ", longer than the backward that hides them" if blocks.overlapped else ""
+    return StepLimit("communication", f"transfers are {percent(share)} of the typical step{overlapped}")
 
 
 def _of_copies(blocks: Blocks) -> StepLimit | None:

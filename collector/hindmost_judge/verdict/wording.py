@@ -475,8 +475,8 @@ def balanced(
             found, sure = [f"{who} is suspected ({took}), but ranks share CPUs, which can cause that too"], False
     transfers = float(median(blocks.transfer[:1])) / blocks.step_ns
     if transfers >= _MANY_TRANSFERS:
-        beside = ", overlapped with computing" if blocks.overlapped else ""
-        found.append(f"transfers: {ms(transfers * blocks.step_ns)} per step ({percent(transfers)}{beside})")
+        overlapped = ", overlapped with computing" if blocks.overlapped else ""
+        found.append(f"transfers: {ms(transfers * blocks.step_ns)} per step ({percent(transfers)}{overlapped})")
     if wasted > 0.05 * blocks.step_ns:
         found.insert(1, f"{RANKS_WAIT} {ms(wasted)} per step for the last to arrive, {last_in_turn(blocks)}")
     return found, sure
