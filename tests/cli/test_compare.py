@@ -151,12 +151,23 @@ def test_the_page_says_first_what_changed() -> None:
         ("-b 8", "-b 8 --slow --steps 9 out", "only B has `--slow`, `--steps 9`, `out`"),
         ("-b 8 --lr 1 x", "--slow -b 8 x", "only A has `--lr 1`; only B has `--slow`"),
         ("-b 8 --lr 1", "--lr 1 -b 8", ""),
+        ("-b 8 in --lr 1", "-b 8 in out --lr 1", "only B has `out`"),
+        ("a b", "b a", "in another place: `b`"),
+        ("a --fast : b", "a : b --fast", "in another place: `--fast`"),
+        ("--lr 1 a", "a --lr 1 --slow", "only B has `--slow`; in another place: `a`"),
     ],
 )
 def test_commands_differ_by_whole_arguments(a: str, b: str, difference: str) -> None:
     """An option has its value, and words that are apart in the command are apart in the note."""
     found = compare(job(command=f"train.py {a}"), job(command=f"train.py {b}"))
     assert found["notes"] == [f"the command differs: {difference}"] * bool(difference)
+
+
+def test_programs_that_swap_their_options_are_not_the_same_command() -> None:
+    """Of ``mpirun A : B`` each program has options of its own."""
+    commands = ("mpirun -np 4 x : -np 8 y", "mpirun -np 8 x : -np 4 y")
+    found = compare(*(job(command=command) for command in commands))
+    assert found["notes"] == ["the command differs: in another place: `-np 4`, `-np 8`"]
 
 
 def test_a_long_list_of_arguments_breaks_between_them() -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from dataclasses import asdict, dataclass
 from difflib import SequenceMatcher
 from typing import TYPE_CHECKING, Any
@@ -346,16 +347,24 @@ _OTHER_WORK = 0.01
 
 
 def _unlike(a: list[str], b: list[str]) -> str:
-    """The words that only one of two command lines has, each option with its value, wherever it stands."""
-    only: dict[str, list[str]] = {"A": [], "B": []}
+    """The words in which two command lines differ, each option with its value.
+
+    Among other options an option may stand anywhere. Past a program, a file or a ``:`` it may mean something else.
+    """
+    left: Counter[tuple[int, str]] = Counter()
+    right: Counter[tuple[int, str]] = Counter()
+    passed = 0
     for tag, i, j, k, m in SequenceMatcher(None, a, b, autojunk=False).get_opcodes():
-        if tag != "equal":
-            only["A"] += _arguments(a, i, j, renamed=tag == "replace")
-            only["B"] += _arguments(b, k, m, renamed=tag == "replace")
-    moved = {*only["A"]} & {*only["B"]}
-    only = {label: [one for one in shown if one not in moved] for label, shown in only.items()}
+        if tag == "equal":
+            passed += sum(not one.startswith("-") for one in _arguments(a, i, j, renamed=False))
+            continue
+        left.update((passed, one) for one in _arguments(a, i, j, renamed=tag == "replace"))
+        right.update((passed, one) for one in _arguments(b, k, m, renamed=tag == "replace"))
+    alike = Counter({key: count for key, count in (left & right).items() if key[1].startswith("-")})
+    of_a, of_b = (Counter(one for _, one in (side - alike).elements()) for side in (left, right))
+    parts = {"only A has": of_a - of_b, "only B has": of_b - of_a, "in another place:": of_a & of_b}
     return "; ".join(
-        f"only {label} has {', '.join(f'`{one}`' for one in shown)}" for label, shown in only.items() if shown
+        f"{what} {', '.join(f'`{one}`' for one in shown.elements())}" for what, shown in parts.items() if shown
     )
 
 
@@ -366,13 +375,13 @@ def _arguments(words: list[str], first: int, last: int, *, renamed: bool) -> lis
     """
     if first == last:
         return []
-    if first and _takes_value(words[first - 1]) and not words[first].startswith("-"):
+    if first and _takes_value(words[first - 1]) and _is_value(words[first]):
         first -= 1
-    if renamed and last < len(words) and _takes_value(words[last - 1]) and not words[last].startswith("-"):
+    if renamed and last < len(words) and _takes_value(words[last - 1]) and _is_value(words[last]):
         last += 1
     found: list[list[str]] = []
     for word in words[first:last]:
-        if found and len(found[-1]) == 1 and _takes_value(found[-1][0]) and not word.startswith("-"):
+        if found and len(found[-1]) == 1 and _takes_value(found[-1][0]) and _is_value(word):
             found[-1].append(word)
         else:
             found.append([word])
@@ -381,6 +390,10 @@ def _arguments(words: list[str], first: int, last: int, *, renamed: bool) -> lis
 
 def _takes_value(word: str) -> bool:
     return word.startswith("-") and "=" not in word and word != "--"
+
+
+def _is_value(word: str) -> bool:
+    return not word.startswith("-") and word != ":"
 
 
 _WORSE, _BETTER = "red", "green"
