@@ -114,7 +114,7 @@ def _logs(folder: Path, *, late_us: float, since: int = 0, missing: float = 0.05
     return folder
 
 
-@pytest.mark.parametrize("since", [0, 45])
+@pytest.mark.parametrize("since", [0, 40])
 def test_who_is_late_in_a_part_of_the_steps_is_named(tmp_path: Path, since: int) -> None:
     """A step begins where ranks come furthest apart, on the mean: what is missing then moves no place before it."""
     run = load(_logs(tmp_path, late_us=4000, since=since))
