@@ -430,9 +430,8 @@ def _stalled(late: Floats, self_time: Floats, start: Floats, starts: Ints) -> Fl
     free = or_zero(self_time) > QUEUED_NS
     took = np.full(late.shape, np.nan)
     took[:, 1:] = np.where(free[:, 1:] & free[:, :-1], np.diff(start, axis=1), np.nan)
-    took[:, starts] = self_time[
-        :, starts
-    ]  # the first follows what all waited for; later ones may follow others' delays
+    # The first follows what all waited for; later ones may follow others' delays.
+    took[:, starts] = self_time[:, starts]
     longer = _beyond_usual(took, place, step)
     seen = np.clip(np.fmin(longer, or_zero(late)), 0.0, None)
     return np.asarray(np.add.reduceat(seen, starts, axis=1))

@@ -294,14 +294,13 @@ def steps_of_repeated_calls(usual: Array, gap: Floats) -> Ints | None:
 
 
 def calls_a_step(self_time: Floats, most: int = _MOST_IN_A_ROW) -> int:
-    """How many alike collectives make a step, ``most`` of them, by the ``self_time`` time before each [K]."""
+    """How many alike collectives make a step, ``most`` of them, by the ``self_time`` before each [K]."""
     for length in range(2, most + 1):
         first = _first_of(self_time, length)
         apart = np.diff(first[first >= len(self_time) // 4])  # starting up has a pattern of its own
         regular = len(apart) >= _LEAST_STEPS and np.mean(apart == length) >= _REGULAR
-        if regular and (len(apart) + 1) * length >= _REGULAR * (
-            len(self_time) - len(self_time) // 4
-        ):  # all of the time
+        rest = len(self_time) - len(self_time) // 4
+        if regular and (len(apart) + 1) * length >= _REGULAR * rest:  # all of the time
             return length
     return 1
 
