@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hindmost_judge.blocks import Slowdown
-from hindmost_judge.causes import launch_bound, stopped
+from hindmost_judge.causes import launch_bound, stopped, table, why_late
 from hindmost_judge.detect import nested_segments, uneven
 from hindmost_judge.detect.nested_segments import SHORTEST, Layer
 from hindmost_judge.stats.robust import (
@@ -332,13 +332,13 @@ def _margin_in_small_cohort(ranks: _Ranks, row: int, part: Floats, delay: Floats
     differ by the most they ever do. 0 where a rank is compared with one or two, where some delays are unsure, and with
     so many ranks that most of them show what is usual.
     """
-    blocks, compared = ranks.blocks, ranks.whole and ranks.sole_peer[row] < 0 and not ranks.shared
+    blocks, comparable = ranks.blocks, ranks.whole and ranks.sole_peer[row] < 0 and not ranks.shared
     small = len(delay) <= _SMALL and blocks.pipeline is None
-    if not (small and compared) or blocks.unsure is not None:
+    if not (small and comparable) or blocks.unsure is not None:
         return 0.0
-    compared = delay.copy()
-    compared[row] = part
-    return behind_small_cohort(compared, row, ranks.settings.min_effect_of_few * blocks.step_ns, ranks.settings)
+    delay = delay.copy()
+    delay[row] = part
+    return behind_small_cohort(delay, row, ranks.settings.min_effect_of_few * blocks.step_ns, ranks.settings)
 
 
 #: Healthy ranks needed to know how much they differ: a single rank shows no difference.
@@ -354,7 +354,7 @@ def _healthy_peers(ranks: _Ranks, row: int, delay: Floats) -> Ints:
     left_out = [ranks.suspects, pair, pair[:1]]
     if not ranks.shared and len(delay) - len(ranks.suspects) < _FEWEST:  # suspected for some steps, not these perhaps
         left_out.insert(1, sorted({*_late(ranks, delay), *pair}))
-    return _healthy(len(delay), left_out, _FEWEST if len(delay) > _TRIO else 1)
+    return _healthy(len(delay), left_out, 1 if ranks.blocks.apart else _FEWEST)
 
 
 def _late(ranks: _Ranks, delay: Floats) -> list[int]:
@@ -574,18 +574,64 @@ def set_apart(blocks: Blocks, settings: Settings) -> Blocks:
     """The blocks with such ranks as late as they are; the same where no two of three are late at once.
 
     Of three ranks in all, who is late is seen against the middle one: one late rank then makes no other seem ahead.
+    Two are set apart only where something tells that they are slow, and not the third fast.
     """
     alone = blocks.pipeline is None and len(blocks.ranks) == _TRIO and blocks.lanes is None and blocks.turn == 1
     if not _threes(blocks.cohort) or (blocks.pipeline is None and not alone):
         return blocks
-    seen = replace(blocks, delay=(blocks.delay - median(blocks.delay, axis=0)) / _TIMES) if alone else blocks
+    compared = replace(blocks, apart=alone)
+    seen = replace(compared, delay=(blocks.delay - median(blocks.delay, axis=0)) / _TIMES) if alone else blocks
     known = _slowdowns_of_same_work(seen, settings)
+    compared = _compared_with_peers(compared, known, [1])
+    hidden = _slowdowns_of_same_work(compared, settings) if known or alone else []
+    if alone:
+        found = [*known, *hidden]
+        parts = [part for one in hidden for part in _slow_with_another(one, found, blocks, compared, settings)]
+        apart = _compared_with_peers(blocks, [*known, *parts], [2])
+        return replace(apart, apart=apart is not blocks)
     rows = {slowdown.row for slowdown in known}
     late = {int(blocks.cohort[row]) for row in rows}
-    compared = _compared_with_peers(blocks, known, [1])
-    hidden = _slowdowns_of_same_work(compared, settings) if compared is not blocks else []
     hidden = [one for one in hidden if one.row not in rows and blocks.cohort[one.row] in late]
-    return _compared_with_peers(blocks, [*known, *hidden], [1, 2] if hidden or (alone and len(rows) > 1) else [2])
+    return _compared_with_peers(blocks, [*known, *hidden], [1, 2] if hidden else [2])
+
+
+def _slow_with_another(
+    one: Slowdown, found: list[Slowdown], blocks: Blocks, compared: Blocks, settings: Settings
+) -> list[Slowdown]:
+    """The parts of a rank's slowdown in which another of three is late, too, and the third is not rather fast."""
+    spans = {(other.row, max(one.first, other.first), min(one.stop, other.stop)) for other in found}
+    parts = {span: replace(one, first=span[1], stop=span[2], outer=None, inner=()) for span in sorted(spans)}
+    edges = sorted({0, len(blocks.steps), *(at for each in found for at in (each.first, each.stop))})
+    return [
+        part
+        for (row, first, stop), part in parts.items()
+        if row != one.row
+        and stop - first >= SHORTEST
+        and (_slow_alone(part, row, edges, blocks) or _has_own_cause(part, row, compared, settings))
+    ]
+
+
+def _slow_alone(one: Slowdown, other: int, edges: list[int], blocks: Blocks) -> bool:
+    """Whether steps without this slowdown show it: the rank was on time and changed alone, or was as late, alone."""
+    third = _TRIO - one.row - other
+    behind = (blocks.delay[one.row] - blocks.delay[[third, other]]) / _TIMES
+    late, beyond = median(behind[:, one.first : one.stop], axis=1).tolist()
+    for begin, end in itertools.pairwise(edges):
+        if end - begin < SHORTEST or one.first <= begin < one.stop:
+            continue
+        was, was_beyond = median(behind[:, begin:end], axis=1).tolist()
+        changed_alone = was < late / 2 <= abs(was_beyond - beyond)
+        if changed_alone or (was_beyond >= late / 2 and abs(was - late) < late / 2):
+            return True
+    return False
+
+
+def _has_own_cause(one: Slowdown, other: int, compared: Blocks, settings: Settings) -> bool:
+    """Whether what explains a slowdown is measured on this rank, and not on the other late one."""
+    why = why_late.cause_of(compared, one, settings)
+    own, its = dict(why.shares_ns), dict(table.explain(compared, other, one.steps(), settings).shares_ns)
+    name = why.cause if why.cause in own else "compute"
+    return why.cause != "unknown" and its.get(name, 0.0) < own.get(name, 0.0) / 2
 
 
 def _slowdowns_of_same_work(blocks: Blocks, settings: Settings) -> list[Slowdown]:
@@ -606,12 +652,12 @@ def _compared_with_peers(blocks: Blocks, slowdowns: list[Slowdown], counts: list
     for rows in _threes(blocks.cohort):
         during = late[rows] & np.isin(late[rows].sum(axis=0), counts)
         if during.any():
-            blocks = _with_role(blocks, rows, during)
+            blocks = _compared_trio(blocks, rows, during)
     return blocks
 
 
-def _with_role(blocks: Blocks, rows: Ints, late: Array) -> Blocks:
-    """The same with these three ``rows`` compared otherwise where some of them are ``late`` [3, S]."""
+def _compared_trio(blocks: Blocks, rows: Ints, late: Array) -> Blocks:
+    """The same with three ``rows`` set against those of them that are not ``late`` [3, S]."""
     delay, pipeline = blocks.delay.copy(), blocks.pipeline
     delay[rows] = _of_trio(delay[rows], late)
     if pipeline is None:

@@ -41,6 +41,14 @@ def test_most_ranks_slow_from_the_start_are_no_all_clear(cause: str) -> None:
     assert of_verdict(report.to_dict()["verdicts"][0]).head == "UNSURE"
 
 
+def test_of_three_ranks_too_whether_one_is_fast_or_two_are_slow_is_unknown() -> None:
+    """As of eight: delays do not show which."""
+    faults = tuple(Fault("compute", (rank,), 0.12) for rank in (1, 2))
+    (verdict,) = judge(simulate(Scenario(3, 200, 1, "dp", faults=faults)).run).verdicts
+    assert (verdict.kind, verdict.ranks) == ("balanced", ())
+    assert "faster than the other 2: it has less work, or these are slow" in verdict.evidence[0]
+
+
 def test_few_ranks_that_become_fast_make_no_rank_slow() -> None:
     """Where steps stay as long as they were, a rank that is ahead then has less to do."""
     faults = (Fault("compute", (0, 1, 2, 3, 4, 5), 0.2), Fault("compute", (6, 7), 0.2, 0, 60))
