@@ -587,8 +587,9 @@ def set_apart(blocks: Blocks, settings: Settings) -> Blocks:
     if alone:
         found = [*known, *hidden]
         parts = [part for one in hidden for part in _slow_with_another(one, found, blocks, compared, settings)]
-        apart = _compared_with_peers(blocks, [*known, *parts], [2])
-        return replace(apart, apart=apart is not blocks)
+        if _compared_with_peers(blocks, [*known, *parts], [2]) is blocks:
+            return blocks
+        return replace(_compared_with_peers(blocks, [*known, *parts], [1, 2]), apart=True)
     rows = {slowdown.row for slowdown in known}
     late = {int(blocks.cohort[row]) for row in rows}
     hidden = [one for one in hidden if one.row not in rows and blocks.cohort[one.row] in late]
