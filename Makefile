@@ -172,8 +172,8 @@ reference: $(VENV)/.dev ## rewrite the generated pages of docs/reference
 figures: $(VENV)/.dev ## measure the figures of README and performance.md again (five minutes on an idle machine)
 	$(PATHS) $(DEMO_MPI) $(BIN)/python -m bench.figures
 
-picture: $(VENV)/.all ## photograph the report of a demo run and the page, for README and docs (needs chromium)
-	$(PATHS) $(DEMO_MPI) $(BIN)/python -m docs.generate.picture
+picture: $(VENV)/.all ## photograph the pages of recordings, for README and docs (needs chromium)
+	$(PATHS) $(BIN)/python -m docs.generate.picture
 
 clean: ## remove .venv and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache
