@@ -100,7 +100,7 @@ def test_a_detector_that_fails_costs_no_other_verdict(
     assert caplog.records[0].exc_info is not None
 
 
-@pytest.mark.parametrize("answer", [None, ["nobody"], [Verdict("slow")]], ids=["nothing", "words", "an unknown kind"])
+@pytest.mark.parametrize("answer", [None, ["rank 1"], [Verdict("slow")]], ids=["nothing", "words", "an unknown kind"])
 def test_a_detector_that_gives_no_verdicts_costs_no_other(
     run: Run, monkeypatch: pytest.MonkeyPatch, counted: Counter[str], answer: Any
 ) -> None:

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from hindmost_judge import encoding
-from hindmost_judge.model import ERROR, GPU_TIME, UNMEASURED, Run, Table, rows
+from hindmost_judge.model import ERROR, GPU_TIME, UNMEASURED, Run, Table
 from hindmost_judge.stats.robust import median
 from hindmost_judge.timeline import steps
 from hindmost_judge.timeline.collective_calls import EXCHANGE, OWN, sums
-from hindmost_judge.timeline.messages import job_ranks
+from hindmost_judge.timeline.messages import have_peers, job_ranks
 
 if TYPE_CHECKING:
     from hindmost_judge.types import Floats, Ints
@@ -54,7 +54,7 @@ def with_exchanges_joined(run: Run) -> Run | None:
     ``None`` where a rank's messages repeat in no pattern, ranks differ in what they do, or do not wait for each other.
     """
     table = run.collectives
-    if not rows(table) or not ((table["peer"] >= 0) & ((table["flags"] & GPU_TIME) == 0)).any():
+    if not have_peers(table):
         return None
     usable = ((table["flags"] & (ERROR | GPU_TIME)) == 0) & (table["duration_ns"] >= 0)
     calls = np.flatnonzero(usable & (table["start_ns"] >= 0) & (table["self_ns"] != UNMEASURED))

@@ -284,10 +284,15 @@ _ON_THE_WAY = 0.1
 _SHAPES = 8
 
 
+def have_peers(table: Table) -> bool:
+    """Whether calls that were timed on the host say with whom: messages, and what has a root."""
+    return rows(table) > 0 and bool(((table["peer"] >= 0) & ((table["flags"] & GPU_TIME) == 0)).any())
+
+
 def with_gathers_joined(run: Run) -> Run:
     """The run with each broadcast that ends a gathering as an ``all_reduce``, which has its messages' time as well."""
     table = run.collectives
-    if not rows(table) or not ((table["peer"] >= 0) & ((table["flags"] & GPU_TIME) == 0)).any():
+    if not have_peers(table):
         return run  # nearly all jobs on GPUs: their names are not looked at
     code, names = encoding.codes(table["op"])
     kind = np.array([_KINDS.get(name, MEETS if is_synchronising(name) else ELSE) for name in names])[code]

@@ -304,7 +304,7 @@ def of_links(link: SlowLink | None, blocks: Blocks, settings: Settings) -> list[
 
 
 def of_network(found: SlowNetwork, blocks: Blocks, others: Sequence[Verdict]) -> list[Verdict]:
-    """The verdict on transfers that take longer than they did, in every group of the job, ``others`` others."""
+    """The verdict on transfers that take longer than they did, in every group of the job, next to these ``others``."""
     verdict = costing(blocks, found.first, found.stop, found.cost, kind="slow_link", cause="network")
     verdict = verdict if found.early else replace(verdict, since_step=found.past.since_step)
     lines = tuple(wording.network(found, late=any(one.ranks for one in others)))

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 #: A port without a listener.
-NOBODY = 9
+CLOSED_PORT = 9
 
 
 class Collector:
@@ -206,7 +206,7 @@ async def test_a_collector_that_goes_gets_what_there_is_and_the_next_one_the_res
 async def test_leaving_without_a_collector_takes_no_longer_than_allowed(spool: Spool) -> None:
     """Without a listener finish gives up in time, and the spool still holds everything."""
     append(spool, 2)
-    async with shipping(spool, NOBODY) as link:
+    async with shipping(spool, CLOSED_PORT) as link:
         assert not await link.shipper.finish("done", 0.3)
     assert spool.ledger.pending == 20
 
@@ -247,7 +247,7 @@ async def test_what_is_no_collector_is_said_once(spool: Spool, caplog: pytest.Lo
     """A port without a listener: one line, however many attempts."""
     attempts: list[int] = []
 
-    async with shipping(spool, NOBODY) as link:
+    async with shipping(spool, CLOSED_PORT) as link:
         link.shipper.jitter = lambda: attempts.append(1) or 0.0  # type: ignore[func-returns-value]
         await until(lambda: len(attempts) == 3)
     said = [record.message for record in caplog.records if record.name.startswith("hindmost")]
@@ -274,7 +274,7 @@ async def test_a_collector_that_answers_again_is_said(spool: Spool, caplog: pyte
 
 def test_attempts_are_spread_and_ever_rarer(spool: Spool) -> None:
     """Exponential, bounded, and with jitter, so that a thousand agents do not come back as one."""
-    patient = Link(spool, NOBODY).shipper
+    patient = Link(spool, CLOSED_PORT).shipper
     delays = [patient.delay_s(attempt) for attempt in range(12)]
     assert delays == sorted(delays)
     assert delays[-1] == LONGEST_PAUSE_S / 2
