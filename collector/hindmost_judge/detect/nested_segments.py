@@ -7,6 +7,7 @@ later for a while, has two: one from end to end, and one on top of it.
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -157,7 +158,7 @@ def _stands_out(cache: _LevelCache, calm: _LevelCache, layer: Layer, layers: lis
     error, scatter = calm.around(first, layer.first, layer.stop, stop)
     differ = max(cache.of(layer.first, layer.stop)[1] + error, scatter)
     above = _above(cache.series, layer, layers)
-    return min(above / smallest, above / max(_MIN_ABOVE_AROUND * differ, np.finfo(float).tiny))
+    return min(above / smallest, above / (_MIN_ABOVE_AROUND * differ) if differ else math.inf)
 
 
 def _scatter(series: Floats, length: int) -> float:
