@@ -25,6 +25,7 @@ from hindmost_collector import collector as service
 from hindmost_collector.main import open_store
 from hindmost_collector.options import Options
 from hindmost_collector.store.parquet.compaction import Retention, Upkeep
+from hindmost_proto import retry
 from hindmost_proto import telemetry_pb2 as wire
 
 from bench.agent_years import memory_of
@@ -141,8 +142,7 @@ class Service:
 
     async def close(self) -> None:
         """The agent leaves, and the collector ends."""
-        self.pump.cancel()
-        await asyncio.gather(self.pump, return_exceptions=True)
+        await retry.cancel(self.pump)
         self.collector.ingest.part(*self.agent)
         await self.collector.stop("the bench is over")
 

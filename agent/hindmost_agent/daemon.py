@@ -13,10 +13,11 @@ import sys
 import time
 import zlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from hindmost import __version__, daemon_process
 from hindmost.daemon_process import FULL_PERIOD_S, FullCores, raise_open_file_limit, set_up_allocator
+from hindmost_proto import retry
 from hindmost_proto import telemetry_pb2 as wire
 from hindmost_proto.address import Address
 
@@ -129,13 +130,13 @@ class Daemon:
         ends.collect(self._monotonic_ns())
         loop.remove_reader(ends.fileno())
         await self._weigh()  # the job is over, or no longer this agent's: what is left is soon done
-        await cancelled(asking)
+        await retry.cancel(asking)
         if server is not None:
             server.close()
         self.agent.finish(self._monotonic_ns(), discover=reason not in SILENCE)
         if self.shipper is not None and shipping is not None:
             await self._deliver(self.shipper, reason)
-            await cancelled(shipping)  # before the spool is closed: no acknowledgement may come to a closed account
+            await retry.cancel(shipping)  # before the spool is closed: no acknowledgement may come to a closed account
         self._part(reason)
         return reason
 
@@ -148,7 +149,7 @@ class Daemon:
         finishing = asyncio.ensure_future(shipper.finish(reason, FLUSH_TIMEOUT_S))
         while not finishing.done() and not (reason in SILENCE and self.awaited()):
             await asyncio.wait([finishing], timeout=LOOK_S)
-        await cancelled(finishing)
+        await retry.cancel(finishing)
 
     def leave(self, reason: str) -> None:
         """Start leaving; the first reason counts."""
@@ -320,14 +321,6 @@ class Daemon:
             host, port, *_ = server.sockets[0].getsockname()
             line["listen"] = str(Address(host, port))
         _say(line, self._out)
-
-
-async def cancelled(task: asyncio.Future[Any]) -> None:
-    """Cancel until it has ended: a connection that fails just then raises its own error in its place."""
-    while not task.done():
-        task.cancel()
-        await asyncio.wait([task], timeout=LOOK_S)
-    await asyncio.gather(task, return_exceptions=True)
 
 
 def _say(line: dict[str, object], out: TextIO) -> None:

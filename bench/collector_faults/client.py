@@ -8,6 +8,7 @@ from typing import Any
 
 import grpc
 from hindmost_collector.simulate.stream import open_stream
+from hindmost_proto import retry
 from hindmost_proto import telemetry_pb2 as wire
 
 SCHEMA = 9
@@ -91,8 +92,7 @@ class Client:
             try:
                 await self._write(call, reader)
             finally:
-                reader.cancel()
-                await asyncio.gather(reader, return_exceptions=True)
+                await retry.cancel(reader)
 
     def _welcomed(self, durable: int) -> None:
         self.counts["streams"] += 1

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+from hindmost_proto import retry
 
 from bench.collector_faults.client import RANKS, Client
 
@@ -118,9 +119,7 @@ async def kills(store: Path, instants: int, seed: int, agents: int = 8, period_s
         making.cancel()
         complete = await settled(clients, 120)
     finally:
-        for task in (making, *lives):
-            task.cancel()
-        await asyncio.gather(making, *lives, return_exceptions=True)
+        await retry.cancel(making, *lives)
         await asyncio.to_thread(collector.end, kill=False)
     return {
         "kills": instants,

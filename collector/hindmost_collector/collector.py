@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from hindmost.daemon_process import FULL_PERIOD_S
 from hindmost.errors import HindmostError
 from hindmost_judge.settings import DEFAULT
+from hindmost_proto import retry
 
 from hindmost_collector.components import Components
 from hindmost_collector.http_client import Receiver
@@ -328,9 +329,7 @@ class Collector(Components):
             await self._take_in(lambda: not end_known.is_set(), LAST_WORD_S)
         self.ingest.stop(reason)
         await self._take_in(self.ingest.connected, GOODBYE_S)
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await retry.cancel(*self._tasks)
         await self.shielded.ended()
         if self._server:
             await self._server.stop(1.0)

@@ -1,9 +1,9 @@
-"""Keeping a call open: the pause between attempts, limits in time, and works that end together."""
+"""Keeping a call open: the pause between attempts, limits in time, and tasks that end together."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Coroutine
@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 FIRST_S = 0.2
+#: After how long a task that has not ended is cancelled again, s.
+AGAIN_S = 0.25
 #: The reason of a ``Stop`` that ends a job. With any other a collector goes, and the job goes on.
 JOB_OVER = "the job is over"
 
@@ -23,6 +25,19 @@ def pause_s(attempt: int, longest_s: float, jitter: float, first_s: float = FIRS
 def reason(error: BaseException) -> str:
     """Why an attempt failed, in a few words."""
     return getattr(error, "strerror", None) or str(error) or "no answer"
+
+
+async def cancel(*tasks: asyncio.Future[Any]) -> None:
+    """Cancel tasks until all have ended; what they raise is dropped.
+
+    Once is not enough: a connection that fails just then raises its own error in place of the cancellation.
+    """
+    running = set(tasks)
+    while running := {task for task in running if not task.done()}:
+        for task in running:
+            task.cancel()
+        await asyncio.wait(running, timeout=AGAIN_S)
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def within(limit_s: float, work: Awaitable[Result]) -> Result:
@@ -38,8 +53,7 @@ async def within(limit_s: float, work: Awaitable[Result]) -> Result:
             raise asyncio.TimeoutError
         return task.result()
     finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        await cancel(task)
 
 
 async def together(*works: Coroutine[object, object, None]) -> None:
@@ -50,6 +64,4 @@ async def together(*works: Coroutine[object, object, None]) -> None:
         for task in done:
             task.result()
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel(*tasks)

@@ -1,6 +1,7 @@
 """Limits in time of calls that are tried again and again."""
 
 import asyncio
+import contextlib
 
 import pytest
 from hindmost_proto import retry
@@ -30,3 +31,28 @@ def test_work_that_takes_too_long_is_ended() -> None:
         return work.cancelled()
 
     assert asyncio.run(scenario())
+
+
+async def test_a_task_that_answers_its_cancellation_with_an_error_of_its_own_ends_all_the_same() -> None:
+    """A connection that failed just then had an agent wait for ever for its stream to end."""
+
+    async def stream() -> None:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(3600)
+        await asyncio.sleep(3600)
+
+    tasks = [asyncio.create_task(stream()), asyncio.create_task(asyncio.sleep(3600))]
+    await asyncio.sleep(0)
+    await retry.cancel(*tasks)
+    assert all(task.cancelled() for task in tasks)
+
+
+async def test_what_a_cancelled_task_raised_is_dropped() -> None:
+    async def fails() -> None:
+        raise ConnectionError
+
+    task = asyncio.create_task(fails())
+    await asyncio.sleep(0)
+    await retry.cancel(task)
+    await retry.cancel()
+    assert isinstance(task.exception(), ConnectionError)

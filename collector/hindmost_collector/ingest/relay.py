@@ -142,9 +142,8 @@ class Relay:
             if not agent.reason:
                 await asyncio.wait({up}, timeout=LAST_WORD_S)
         finally:
-            up.cancel()
             link.close(number)
-            await asyncio.gather(up, return_exceptions=True)
+            await retry.cancel(up)
         if agent.reason:
             code = grpc.StatusCode.UNAVAILABLE if agent.away else grpc.StatusCode.ABORTED
             await context.abort(code, agent.reason)
@@ -153,9 +152,7 @@ class Relay:
         """Close all streams; agents then reconnect to any listening relay or collector."""
         if self._server:
             await self._server.stop(0.5)
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await retry.cancel(*self._tasks)
         if self._page:
             self._page.close()
 

@@ -145,9 +145,7 @@ class Ingest:
             if agent.departed and not outbox.reason:
                 await last_word(requests)
         finally:
-            for task in (pump, serve):
-                task.cancel()
-            await asyncio.gather(pump, serve, return_exceptions=True)
+            await retry.cancel(pump, serve)
             self.part(agent, outbox)
         if outbox.reason:
             await context.abort(grpc.StatusCode.ABORTED, outbox.reason)
@@ -475,9 +473,7 @@ class RelayStream:
             self._greeting.clear()
             for number in list(self._carried):
                 self._drop(number)
-            for task in (sender, *self._tasks):
-                task.cancel()
-            await asyncio.gather(sender, *self._tasks, return_exceptions=True)
+            await retry.cancel(sender, *self._tasks)
 
     async def _take(self, relayed: wire.Relayed) -> None:
         for message in relayed.messages:

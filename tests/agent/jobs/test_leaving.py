@@ -145,20 +145,6 @@ async def test_a_rank_that_runs_keeps_its_ring(
     assert path.exists() == stays
 
 
-async def test_a_task_that_answers_its_cancellation_with_an_error_of_its_own_ends_all_the_same() -> None:
-    """A connection that failed just then had an agent wait for ever for its stream to end."""
-
-    async def stream() -> None:
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.sleep(3600)
-        await asyncio.sleep(3600)
-
-    task = asyncio.create_task(stream())
-    await asyncio.sleep(0)
-    await daemon.cancelled(task)
-    assert task.cancelled()
-
-
 def test_a_lock_that_was_removed_while_it_was_taken_is_none(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An agent that leaves removes the file: a process that opened it before would lock a file that no other can
     see."""

@@ -12,6 +12,7 @@ import numpy as np
 import psutil
 import pytest
 from hindmost_collector.store.parquet.store import read_run
+from hindmost_proto import retry
 
 from bench.collector_faults import ledger
 from bench.collector_faults.client import Client
@@ -30,9 +31,7 @@ async def running(*clients):
     try:
         yield
     finally:
-        for life in lives:
-            life.cancel()
-        await asyncio.gather(*lives, return_exceptions=True)
+        await retry.cancel(*lives)
 
 
 def troubles(clients, store):

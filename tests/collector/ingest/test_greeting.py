@@ -10,6 +10,7 @@ from hindmost_collector.ingest.decode import Decoder
 from hindmost_collector.ingest.definitions import Definitions
 from hindmost_collector.ingest.streams import Ingest, RelayStream, StoreAway
 from hindmost_collector.store.parquet.store import ParquetStore
+from hindmost_proto import retry
 from hindmost_proto import telemetry_pb2 as wire
 
 
@@ -123,8 +124,7 @@ class Relay:
 
     async def close(self):
         """Break off."""
-        self.served.cancel()
-        await asyncio.gather(self.served, return_exceptions=True)
+        await retry.cancel(self.served)
 
 
 def relayed(store, script):

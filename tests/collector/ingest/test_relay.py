@@ -18,7 +18,7 @@ from hindmost_collector.ingest.connections import served
 from hindmost_collector.ingest.relay import Link, RelayedAgent, choose, relayed
 from hindmost_collector.options import resolve
 from hindmost_collector.simulate.stream import open_stream
-from hindmost_proto import METHOD
+from hindmost_proto import METHOD, retry
 from hindmost_proto import telemetry_pb2 as wire
 
 from tests.collector.agents_of_a_job import Four
@@ -299,6 +299,5 @@ async def test_what_is_no_collector_is_named_and_ends_no_link(peer, silence_s, r
         await until(said)
         assert not running.done()
         assert not link.connected
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
+        await retry.cancel(running)
     assert f"cannot be reached ({reason}" in said()[0]
