@@ -93,7 +93,7 @@ def arrow_schema(table: str) -> pa.Schema:
 
 
 def encodings(table: str, *, passing: bool = False) -> tuple[list[str], dict[str, str]]:
-    """``(dictionary columns, encoding by other column)`` for the Parquet writer, as bench/storage found them smallest.
+    """``(dictionary columns, encoding by other column)`` for the Parquet writer, as measured smallest.
 
     Integers are deltas. In samples, all series of a node have the same times, which zstd finds in whole integers:
     deltas hide it, and so do codes, which are cut into bits, wherever a series lacks a sample. It also finds more in
