@@ -26,7 +26,8 @@ def one_line(text: str, most: int = MOST) -> str:
     if len(text) > 4 * most:  # spelling out makes a character up to ten, never fewer
         text = f"{text[: 2 * most]}{text[-2 * most :]}"
     line = printable(text)
-    return line if len(line) <= most else f"{line[: most - _END - 1]}…{line[-_END:]}"
+    end = min(_END, (most - 1) // 2)
+    return line if len(line) <= most else f"{line[: most - end - 1]}…{line[len(line) - end :]}"
 
 
 def _spelled(one: str) -> str:

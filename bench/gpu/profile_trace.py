@@ -56,14 +56,6 @@ def collective_name(kernel: str) -> str | None:
     return KERNELS.get(match[1], match[1]) if match else None
 
 
-class Copy(NamedTuple):
-    """A copy to the GPU, and the host's interval in the ``Tensor.to`` that made it."""
-
-    work: Work
-    called: float
-    returned: float
-
-
 class Trace:
     """A trace's events in the shape of Chrome's trace format."""
 
@@ -112,17 +104,6 @@ class Trace:
     def between(self, first: float, last: float) -> float:
         """ms on the GPU between events recorded at two of the host's moments."""
         return (self.passed(last) - self.passed(first)) / 1e3
-
-    def copies(self) -> list[Copy]:
-        """What ``Tensor.to`` copied to the GPU, in order."""
-        moves, found = self._calls("aten::to"), []
-        for event in self._events:
-            launch = self._launches.get(event.get("args", {}).get("correlation"))
-            if launch and event.get("cat") == "gpu_memcpy" and "HtoD" in event["name"]:
-                call = _around(moves[launch["tid"]], float(launch["ts"]))
-                if call:
-                    found.append(Copy(self._work(event), *call[:2]))
-        return sorted(found)
 
     def collectives(self) -> list[Collective]:
         """NCCL's kernels in order of their start."""

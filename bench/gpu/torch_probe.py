@@ -2,15 +2,14 @@
 """What the torch probe measures on a GPU, against the PyTorch profiler, and what it costs.
 
     python bench/gpu/torch_probe.py --out torch_probe.json     # one GPU, about two minutes
-    python bench/gpu/torch_probe.py --part h2d                 # some of it
+    python bench/gpu/torch_probe.py --part host                # some of it
     python bench/gpu/torch_probe.py --device cpu --part host --hooks python    # without the hooks in C
 
-Five parts, in one process that is observed as `hindmost run` would have it:
+Four parts, in one process that is observed as `hindmost run` would have it:
 
 phases    gpu_forward, gpu_backward, gpu_optimizer of the same steps from the probe and from the profiler's kernels
 overhead  time of a GPU-bound step of about 30 ms with the hooks in and out by turns, on the GPU's clock: step_cost.py
 us_each   what the hooks are made of, each alone in a loop
-h2d       copies of batches to the GPU from the probe and from the profiler: see h2d.py
 host      what the probe takes of a step of a tiny model, which the host bounds, and of what: host_cost.py
 """
 
@@ -37,7 +36,7 @@ from profile_trace import Trace
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-PARTS = ("phases", "overhead", "us_each", "host", "h2d")
+PARTS = ("phases", "overhead", "us_each", "host")
 
 
 def observed(hooks: str) -> None:
@@ -239,7 +238,6 @@ def parts(torch: Any, args: argparse.Namespace) -> dict[str, Callable[[], Any]]:
     tiny.steps(200)
     found["us_each"] = lambda: breakdown(args.device)
     found["host"] = lambda: host_cost.compared(torch, tiny.step, tiny.synchronize, args.seconds)
-    found["h2d"] = lambda: importlib.import_module("h2d").measured(args.device)
     return found
 
 

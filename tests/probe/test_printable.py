@@ -29,6 +29,14 @@ def test_a_line_is_bounded_and_keeps_its_begin_and_its_end() -> None:
     assert one_line("short") == "short"
 
 
+@pytest.mark.parametrize("most", [1, 2, 3, 40, 161, 162, 400])
+def test_a_line_is_no_longer_than_asked_for_however_short(most: int) -> None:
+    """A narrow terminal's lines, too."""
+    line = one_line("begin" + "x" * 5_000 + "end", most)
+    assert len(line) == most
+    assert "…" in line
+
+
 #: Files that a format takes for its own and cannot read, each quoting itself in its complaint.
 HOSTILE = {
     "prof.1.csv": f"e9,0,0,AllReduce,1,RING,LL,1,1,1,1,1,1\n{CLEAR * 3000},x\n1,2\n",
