@@ -164,21 +164,3 @@ def test_the_jobs_train_and_the_probe_has_their_steps(tmp_path: Path) -> None:
             found = rank[job]["phases"]
             assert all(found[name]["steps"] >= 25 for name in ("forward", "backward", "optimizer"))
             assert abs(found["forward"]["median_relative_difference"]) < 0.3
-
-
-def test_a_copy_is_found_with_the_call_that_made_it(phases: Any) -> None:
-    """A copy to the GPU belongs to the call of ``Tensor.to`` that launched it; one that nothing moved is left out."""
-    trace = phases.Trace(
-        [
-            host("cpu_op", "aten::to", 100, 800),
-            host("cuda_runtime", "cudaMemcpyAsync", 150, 20, correlation=1),
-            host("gpu_memcpy", "Memcpy HtoD (Pinned -> Device)", 180, 700, correlation=1),
-            host("cuda_runtime", "cudaMemcpyAsync", 950, 20, correlation=2),
-            host("gpu_memcpy", "Memcpy HtoD (Pinned -> Device)", 960, 2, correlation=2),
-            host("cpu_op", "aten::to", 1_000, 60),
-            host("cuda_runtime", "cudaMemcpyAsync", 1_010, 20, correlation=3),
-            host("gpu_memcpy", "Memcpy DtoH (Device -> Pinned)", 1_040, 2, correlation=3),
-        ]
-    )
-    (copy,) = trace.copies()
-    assert (copy.called, copy.returned, copy.work.start, copy.work.end) == (100, 900, 180, 880)

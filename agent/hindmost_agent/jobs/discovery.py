@@ -1,6 +1,6 @@
 """Finds jobs on a node: rings that appear, and processes that a launcher made ranks.
 
-Of those a process's environment, command line and control group tell.
+Which rank a process is comes from its environment, its command line and its control group.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Recordings of other tools, one file a format.
+"""Trace formats: recordings of other tools, one file a format.
 
 A format is a module here with
 
