@@ -107,6 +107,8 @@ def _of_those_that_meet(run: Run, settings: Settings) -> Report:
         found = [one if (finer := loading.on(one, blocks)) is one else advice.on(finer, run) for one in found]
     notes += all_slower.slowed_note(slower, found)
     notes += summary.last_rank_notes(blocks, found, notes) if blocks is not None and stop is None else []
+    if blocks is not None and blocks.exchanges:
+        found, notes = wording.of_exchanges(found, notes)
     if run.incremental:
         ranks = summary.sampled_ranks(blocks)
         return Report(job=summary.job(run, blocks), verdicts=_in_order(found), ranks=ranks, overview=seen)

@@ -72,7 +72,7 @@ def wall_clock(
     if of_steps is not None and first is not None and "step" in table:
         warms = ~evaluates & (table["step"] < first)
     trains, zero = ~evaluates & ~warms, np.zeros(ranks)
-    busy = "training" if of_steps is not None else "first to last collective"
+    busy = "training" if of_steps is not None else "first to last communication"
     first_ns, last_ns = line.first(), line.last()
     launched = _launched(run, known, began, first_ns)
     imports, joining = _start_up(run, known, began, launched, first_ns)

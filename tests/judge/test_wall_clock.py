@@ -154,7 +154,7 @@ def test_without_marks_it_is_from_the_first_collective_to_the_last() -> None:
         flags=np.zeros(2, int),
     )
     run = made(1, collectives=[calls], started_ns=START, ended_ns=START + 100 * S)
-    assert parts(run) == {"set-up": [20.0], "first to last collective": [51.0], "tear-down": [29.0]}
+    assert parts(run) == {"set-up": [20.0], "first to last communication": [51.0], "tear-down": [29.0]}
     assert wall_clock(dataclasses.replace(run, collectives=calls | {"flags": np.full(2, GPU_TIME)})) is None
 
 

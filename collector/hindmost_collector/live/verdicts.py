@@ -170,8 +170,8 @@ class VerdictLog:
             if named or not self._may_be_reported_again(last_step, now_ns):
                 yield self._closed(one, _ended(one.newest, self._uneven_at), now_ns)
                 return
-        elif one.over is not None:
-            yield self._closed(one, one.over, now_ns)
+        elif one.over is not None or one.newest["kind"] == "hang":  # a job that goes on shows that it has not stopped
+            yield self._closed(one, one.over or _ended(one.newest, last_step), now_ns)
             return
         else:
             one.over = _ended(one.newest, last_step)

@@ -268,6 +268,8 @@ _ON_BOTH = ("forward", "backward", "optimizer")
 _ON_HOST = tuple(f"CPU {phase}" for phase in _ON_BOTH)
 #: Columns that are means, not medians.
 _MEANS = ("caused wait", "storage wait")
+#: A rank's caused wait is explained next to its COST from this ratio of the two on.
+_MORE_THAN_COST = 1.25
 #: Ranks cause the waits of the table if what they cause is at least this share of these.
 _CAUSED = 0.5
 
@@ -302,10 +304,29 @@ def _explained(report: Mapping[str, Any]) -> dict[str, str]:
     )
     if waits and not caused:  # stages that only send to each other
         return {**_EXPLAINED, "wait": "in receives, until another rank has sent"}
+    known = {**_EXPLAINED, "caused wait": f"{_EXPLAINED['caused wait']}{_of_cost(report)}"}
+    if _only_exchanges(report):
+        known = {title: words.replace("collectives", "exchanges") for title, words in known.items()}
     others = max(len(caused) - 1, 1) / max(len(caused), 1)
     if waits and sum(caused) * others < _CAUSED * sum(waits) / len(waits):
-        return {**_EXPLAINED, "caused wait": "the part of the others' wait that longer work of this rank explains"}
-    return _EXPLAINED
+        return {**known, "caused wait": "the part of the others' wait that longer work of this rank explains"}
+    return known
+
+
+def _of_cost(report: Mapping[str, Any]) -> str:
+    """What to believe where a named rank causes much longer waits than it costs."""
+    caused = {row["rank"]: row.get("caused_wait_ms") or 0.0 for row in report["ranks"]}
+    for one in report["verdicts"]:
+        cost = one.get("cost_ms_per_step")
+        if cost and sum(caused.get(rank, 0.0) for rank in one.get("ranks") or ()) > _MORE_THAN_COST * cost:
+            return "; COST is the part that is saved without the fault"
+    return ""
+
+
+def _only_exchanges(report: Mapping[str, Any]) -> bool:
+    """Whether ranks met in no collective, only in messages."""
+    found = ((report.get("sections") or {}).get("communication") or {}).get("operations") or ()
+    return bool(found) and all(row["communicator"] is None for row in found)
 
 
 #: The columns in which the numbers of a cause are; of the first of these that was measured.
@@ -368,8 +389,8 @@ def _measured(name: str, rows: Iterable[Mapping[str, Any]]) -> bool:
     return any((row.get("phases_ms") or {}).get(name) is not None for row in rows)
 
 
-#: What goes first where the table is too wide; phases go before these, the least telling first.
-_FIRST_TO_GO = ("memory", "transfer", "CPU queue", "CPUs", "self time", "node", "last to arrive")
+#: What goes first where the table is too wide; phases and transfers go next, the least telling first, then the rest.
+_FIRST_TO_GO = ("memory", "CPU queue", "CPUs", "self time", "node", "last to arrive")
 
 
 def of_fault(report: Mapping[str, Any]) -> tuple[str, dict[str, dict[int, float | None]]]:
@@ -401,9 +422,10 @@ def table(
     chosen = [(title, cell) for title, cell in _columns(rows, deciding) if any(cell(row) != UNMEASURED for row in rows)]
     chosen = [one for title, cell in chosen for one in _with_fault(title, cell, deciding, *fault)]
     deciding = [*deciding, *(title for title, _ in chosen if fault[0] and title.endswith(f" {fault[0]}"))]
-    phases = sorted(_telling(rows).items(), key=lambda item: item[1])
+    telling = _telling(rows) | {"transfer": _weight([row["transfer_ms"] for row in rows if row.get("transfer_ms")])}
+    phases = sorted(telling.items(), key=lambda item: item[1])
     least, most = ([title_of(name) for name, _ in part] for part in (phases[:-2], phases[-2:]))
-    order = [*_FIRST_TO_GO[:2], *least, *_FIRST_TO_GO[2:], *most]
+    order = [*_FIRST_TO_GO[:1], *least, *_FIRST_TO_GO[1:], *most]
     order = [*(title for title in order if title not in deciding), *reversed(deciding)]
     while width is not None and order and sum(_width(title, cell, rows) + 3 for title, cell in chosen) > width + 2:
         gone = order.pop(0)
@@ -433,8 +455,13 @@ def _telling(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         values = [value for row in rows if (value := (row.get("phases_ms") or {}).get(name)) is not None]
         steps = [row["step_ms"] for row in rows if row.get("step_ms")]
         if values and max(values) > (0.02 * max(steps) if steps else 0.0):
-            found[name] = max(values) + 10 * (max(values) - min(values))
+            found[name] = _weight(values)
     return found
+
+
+def _weight(values: Sequence[float]) -> float:
+    """How telling times of ranks are: the longest, and how unlike they are."""
+    return max(values, default=0.0) + 10 * (max(values, default=0.0) - min(values, default=0.0))
 
 
 def _columns(rows: Sequence[Mapping[str, Any]], deciding: Sequence[str]) -> list[tuple[str, Cell]]:

@@ -187,6 +187,8 @@ def _limits(one: _Run) -> dict[str, list[dict[str, Any]]]:
     free = efficiency.free(one.seen)
     if bound and bound["by"] == "cpu":  # in collectives, too, ranks wait for CPUs
         free.pop("communication", None)
+    if cost := _cost_of_input(one.report["verdicts"]):  # one figure for one thing
+        free["input"] = found.step_ms - cost
     ideal = one.report["what_if"].get("ideal_step_ms")
     if len(one.seen.ranks) == 1:
         ideal = found.step_ms
@@ -202,13 +204,9 @@ def _limits(one: _Run) -> dict[str, list[dict[str, Any]]]:
     for name, why in reasons.items():
         if name not in free:
             one.lacks("limits", f"the step if {_FREE[name]}", why)
-    evidence = [text for verdict in one.report["verdicts"] for text in verdict.get("evidence") or ()]
-    more = (
-        {"input": f"{_FREE['input']}, its waits for a CPU too"} if any(LEAVES_OUT in text for text in evidence) else {}
-    )
     steps = {
         "nothing changes": found.step_ms,
-        **{more.get(name, _FREE[name]): free.get(name) for name in reasons},
+        **{_FREE[name]: free.get(name) for name in reasons},
         "all ranks were like the median one": ideal,
     }
     return {
@@ -225,6 +223,12 @@ def _limits(one: _Run) -> dict[str, list[dict[str, Any]]]:
             for name, ms in steps.items()
         ],
     }
+
+
+def _cost_of_input(verdicts: Iterable[Mapping[str, Any]]) -> float | None:
+    """What input costs each step, ms, where a verdict does not count all of it."""
+    part = (one for one in verdicts if any(LEAVES_OUT in text for text in one.get("evidence") or ()))
+    return next((one.get("cost_ms_per_step") for one in part if not one.get("since_step")), None)
 
 
 def _has_gpus(run: Run) -> bool:

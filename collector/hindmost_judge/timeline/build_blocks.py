@@ -51,7 +51,9 @@ def _of_collectives(run: Run, table: Table, settings: Settings) -> Blocks | None
     run = with_gathers_joined(run)
     found = _of_meetings(run, table)
     if not _enough(found, settings) and (exchanging := with_exchanges_joined(run)) is not None:
-        found = _rather(_of_meetings(exchanging, table), found, settings)
+        of_messages = _of_meetings(exchanging, table)
+        of_messages = replace(of_messages, exchanges=True) if of_messages is not None else None
+        found = _rather(of_messages, found, settings)
     if not _enough(found, settings) and rows(table):  # a profiler looks at a few steps, step marks at all
         found = _rather(_by_marks(run, table, settings), found, settings)
     return found

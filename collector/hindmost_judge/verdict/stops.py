@@ -158,6 +158,8 @@ def _advice_on_lost_contact(stood: list[tuple[str, list[int]]]) -> str:
     return "find the line that is no wait for others: the others wait for the ranks there"
 
 
+#: How a note on a wait before the first step begins.
+START_UP = "start-up: "
 #: Most stalls that are reported one by one; more of them are counted.
 _MOST_STALLS = 3
 
@@ -172,7 +174,10 @@ class _Gap:
 
 
 def find_ended_stalls(run: Run, blocks: Blocks | None, settings: Settings) -> tuple[tuple[Stall, ...], list[str]]:
-    """The stalls, and a sentence on each: from when to when, who was waited for in what, where that rank was."""
+    """The stalls, and a sentence on each: from when to when, who was waited for in what, where that rank was.
+
+    A wait before the first step is set-up: a sentence, and no stall.
+    """
     step_ns = float(median(blocks.period)) if blocks is not None else float("nan")
     hang_timeout_ns = settings.hang_timeout_ns(step_ns)
     if not (run.collectives["duration_ns"] >= hang_timeout_ns).any() and not (
@@ -181,11 +186,23 @@ def find_ended_stalls(run: Run, blocks: Blocks | None, settings: Settings) -> tu
         return (), []
     moments = _moments(run)
     began = run.job.started_ns or int(moments[0])
-    gaps = _gaps(run, moments, hang_timeout_ns)
-    stalls = tuple(_stall(run, one, began) for one in gaps)
-    sentences = [_stall_sentence(run, stall, gap) for stall, gap in zip(stalls[:_MOST_STALLS], gaps, strict=False)]
-    more = len(stalls) - len(sentences)
-    return stalls, [*sentences, f"{more} more stall{'s' if more > 1 else ''}"] if more else sentences
+    first_step = _first_step(run, blocks)
+    found = [(gap, _stall(run, gap, began)) for gap in _gaps(run, moments, hang_timeout_ns)]
+    start_up = [_stall_sentence(run, stall, gap, START_UP) for gap, stall in found if gap.until <= first_step]
+    found = [one for one in found if one[0].until > first_step]
+    sentences = [_stall_sentence(run, stall, gap, STALL) for gap, stall in found[:_MOST_STALLS]]
+    more = len(found) - len(sentences)
+    sentences += [f"{more} more stall{'s' if more > 1 else ''}"] if more else []
+    return tuple(stall for _, stall in found), [*start_up, *sentences]
+
+
+def _first_step(run: Run, blocks: Blocks | None) -> float:
+    """When the first step began, ns: of unmarked steps the first that is judged. What ranks wait before is set-up."""
+    if rows(run.steps):
+        return float(run.steps["start_ns"].min())
+    if blocks is None or blocks.joined is None or blocks.joined.gpu_time:
+        return float("-inf")
+    return float(np.nanmin(blocks.joined.start[:, 0]))
 
 
 def with_ended_stalls(found: list[Verdict], stalls: Sequence[Stall], run: Run) -> list[Verdict]:
@@ -251,9 +268,9 @@ def _stall(run: Run, gap: _Gap, began: int) -> Stall:
     )
 
 
-def _stall_sentence(run: Run, stall: Stall, gap: _Gap) -> str:
+def _stall_sentence(run: Run, stall: Stall, gap: _Gap, kind: str) -> str:
     nodes = whole_nodes(run, stall.ranks) if stall.ranks else []
-    return "; ".join([STALL + "; ".join(_stall_words(stall)), *nodes, *_stood(run, gap, list(stall.ranks))])
+    return "; ".join([kind + "; ".join(_stall_words(stall)), *nodes, *_stood(run, gap, list(stall.ranks))])
 
 
 def _stall_words(stall: Stall) -> list[str]:

@@ -208,7 +208,7 @@ def of_job(blocks: Blocks, settings: Settings, named: Sequence[Verdict] = ()) ->
         return []
     cost = typical * average(blocks.period)
     waits, for_cpu = float(median(median(blocks.parts["input"][left], axis=1))), float(median(queued[left]))
-    without = f"; {wording.LEAVES_OUT} {percent(for_cpu)} of it, waits for a CPU" if for_cpu >= 0.01 else ""
+    without = f"; {percent(for_cpu)} of that is waiting for a CPU, {wording.LEAVES_OUT}" if for_cpu >= 0.01 else ""
     return [
         Verdict(
             kind="input_bound",

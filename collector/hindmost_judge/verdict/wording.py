@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,13 +14,14 @@ from hindmost_judge.stats.robust import average, median, or_zero
 from hindmost_judge.usage import used_by_others
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from hindmost_judge.blocks import Blocks, Slowdown, SlowLink, SlowNetwork, Stalls
     from hindmost_judge.causes.table import Cause
     from hindmost_judge.model import Run
     from hindmost_judge.types import Array, Ints
     from hindmost_judge.usage import CpuUse
+    from hindmost_judge.verdict.schema import Verdict
     from hindmost_judge.whatif.savings import StepTimeChange
 
 #: What stands for a value that was not measured.
@@ -137,6 +139,15 @@ def why(blocks: Blocks, slowdowns: list[Slowdown], cause: Cause) -> list[str]:
         found = [f"{TWO_CAUSES}{two}", *found]
     left = [cause.remark] if cause.remark and cause.cause == "unknown" else []
     return list(dict.fromkeys([*found, *accounts])) + left
+
+
+def of_exchanges(found: list[Verdict], notes: list[str]) -> tuple[list[Verdict], list[str]]:
+    """Verdicts and notes on ranks that meet in exchanges of messages, not in collectives."""
+
+    def named(lines: Iterable[str]) -> list[str]:
+        return [line.replace("collectives", "exchanges") for line in lines]
+
+    return [replace(one, evidence=tuple(named(one.evidence))) for one in found], named(notes)
 
 
 #: What the host of a rank does in a step, less its waits.
@@ -484,8 +495,8 @@ def balanced(
 
 #: How a sentence begins that says that the job's CPUs are mostly used by others.
 OTHERS_USE = "Other processes use"
-#: Of input, before the part that its cost does not count.
-LEAVES_OUT = "COST leaves out"
+#: Of input, after the part that its cost does not count.
+LEAVES_OUT = "which COST leaves out"
 
 
 def who_uses_cpus(node: str, cpus: float, ranks: float, others: float) -> str:

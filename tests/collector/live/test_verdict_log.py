@@ -369,3 +369,9 @@ async def test_of_too_many_questions_the_oldest_give_way():
     outbox.close()
     await outbox.pump(write)
     assert sent == list(range(4, 20))
+
+
+def test_a_hang_is_over_with_the_first_report_that_finds_none() -> None:
+    """A job that goes on shows that it has not stopped: no second report is needed, as of a rank that looks well."""
+    stop = verdict("hang", since_step=100, cost_ms_per_step=None)
+    assert events_of(VerdictLog(), [stop], []) == [[("opened", 100, None)], [("closed", 100, 101)]]

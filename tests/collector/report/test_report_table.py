@@ -97,6 +97,23 @@ def test_a_job_that_stopped_is_limited_by_nothing_else() -> None:
     assert inside(document.of_report(found))["report"]["bound"] == ""
 
 
+@pytest.mark.parametrize(("cost", "explained"), [(20.0, True), (95.0, False)])
+def test_the_caption_says_which_of_two_figures_is_saved(cost: float, explained: bool) -> None:
+    """Where other processes make ranks wait, too, the waits that a rank causes are longer than what fixing it saves."""
+    slow = {"kind": "straggler", "ranks": [1], "cost_ms_per_step": cost}
+    shown = columns.caption(["rank", "caused wait"], report(caused_wait_ms=100.0) | {"verdicts": [slow]})
+    assert ("COST is the part that is saved" in shown) == explained
+
+
+def test_of_a_wide_table_what_takes_least_goes_first() -> None:
+    """Ranks that are in transfers for most of the step show it at 80 columns, before phases of 1 ms."""
+    phases = dict.fromkeys(("input", "h2d", "forward", "backward", "optimizer", "checkpoint", "gc"), 1.0)
+    found = report(phases_ms=phases, step_ms=40.0, self_ms=7.0, wait_ms=0.1, transfer_ms=30.0, caused_wait_ms=0.1)
+    titles, _ = columns.table(found["ranks"], 60)
+    assert "transfer" in titles
+    assert "forward" not in titles
+
+
 @pytest.mark.parametrize("cause", ["compute", "input", "runqueue", "blocked"])
 def test_the_figure_that_decided_stands_in_the_table_under_its_name(cause: str) -> None:
     """Of the rank that is named, at 80 columns."""

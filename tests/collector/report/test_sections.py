@@ -252,15 +252,15 @@ def test_a_step_without_one_slow_loader_is_as_long_as_without_all() -> None:
     assert without == pytest.approx(really, rel=0.03)
 
 
-@pytest.mark.parametrize("queued", [False, True])
-def test_a_step_without_input_says_what_the_cost_of_input_leaves_out(queued: bool) -> None:
-    """Where ranks wait for a CPU in it, the two figures are of two things, and named so."""
+def test_a_step_without_input_is_shorter_by_the_cost_of_input() -> None:
+    """Where COST leaves out what input waits for a CPU, so does the step if input were free: one figure."""
     run, found, report = judged("input-bound")
     (verdict,) = (one for one in report["verdicts"] if one["kind"] == "input_bound")
-    evidence = f"{verdict['evidence'][0]}; {LEAVES_OUT} 39 % of it, waits for a CPU"
-    worded = {**report, "verdicts": [{**verdict, "evidence": [evidence] if queued else verdict["evidence"]}]}
-    rows = section_rows.of(run, worded, found.overview, ("limits",))["limits"]["if_free"]
-    assert rows[1]["without"] == "input were free" + ", its waits for a CPU too" * queued
+    cost, evidence = verdict["cost_ms_per_step"] / 2, f"{verdict['evidence'][0]}, {LEAVES_OUT}"
+    costs = {**report, "verdicts": [{**verdict, "cost_ms_per_step": cost, "evidence": [evidence]}]}
+    was, free, *_ = section_rows.of(run, costs, found.overview, ("limits",))["limits"]["if_free"]
+    assert free["without"] == "input were free"
+    assert was["step_ms"] - free["step_ms"] == pytest.approx(cost)
 
 
 @pytest.mark.parametrize("transfer", [0.5, 4.0, 20.0])

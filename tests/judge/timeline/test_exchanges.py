@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 from hindmost_collector.recordings.tables import table
+from hindmost_collector.report import section_rows, text
 from hindmost_judge.encoding import chosen
 from hindmost_judge.judge import judge
 from hindmost_judge.model import NONBLOCKING, UNMEASURED, Run
@@ -74,6 +75,19 @@ def test_who_keeps_its_neighbours_waiting_is_named(ranks: int, often: int) -> No
     assert (first.kind, first.ranks) == ("straggler", (1,))
     assert first.since_step == pytest.approx(150, abs=3)
     assert first.cost_ms_per_step == pytest.approx(2.9, rel=0.15)
+    assert first.evidence[0].startswith("self time between exchanges: rank 1")
+
+
+def test_the_table_says_exchanges_where_ranks_meet_in_no_collective() -> None:
+    """No line of the report speaks of collectives."""
+    own = works()
+    own[1] += 3 * MS
+    run = exchanging(own)
+    found = judge(run)
+    report = found.to_dict()
+    shown = text.render({**report, "sections": section_rows.of(run, report, found.overview)}, explain=True)
+    assert "collective" not in shown
+    assert "in exchanges, for ranks that arrive later" in " ".join(shown.split())
 
 
 def test_an_even_job_is_balanced() -> None:

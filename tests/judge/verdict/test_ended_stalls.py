@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from hindmost_collector.ingest.chunk import from_rows
+from hindmost_collector.recordings import tables
 from hindmost_collector.report import text
 from hindmost_collector.report.verdict_lines import with_rendered
 from hindmost_judge.judge import judge
@@ -160,3 +161,20 @@ def test_a_recording_without_collectives_has_no_stalls() -> None:
     """Where nothing was recorded there is no stall."""
     run = looked_at(stalled(25.0), (1, 5.0, STACK))
     assert judge(replace(run, collectives=empty(COLLECTIVES))).notes == ()
+
+
+@pytest.mark.parametrize("marked", [False, True])
+def test_a_wait_before_the_first_step_is_start_up(marked: bool) -> None:
+    """Ranks that load for different times meet late once: the headline does not call it a hang, a note has it."""
+    run = looked_at(stalled(10.0, (0,)), (1, 5.0, STACK))
+    table = run.collectives
+    if marked:
+        held = table["seq"] > 0
+        marks = {name: table[name][held] for name in ("rank", "start_ns")}
+        steps = tables.table("steps", step=table["seq"][held] - 1, duration_ns=np.full(held.sum(), 10**7), **marks)
+        run = replace(run, steps=steps)
+    report = judge(run)
+    assert report.job.stalls == ()
+    assert report.notes[0].startswith("start-up: 10.0 s without progress")
+    assert "2 ranks waited for rank 1 in all_reduce number 0; rank 1 was at train.py:4" in report.notes[0]
+    assert with_rendered(report.to_dict())["rendered"][0]["head"] == "OK"

@@ -711,6 +711,8 @@ async function showDrawer() {
     parts.push(make("h2", "the mean step, " + milliseconds(means.stepMs)), table);
     parts.push(make("p", "Means; the line Why has medians. " + (onGpus() ? "A phase of the host has its waits for the GPU in it; Why has its work alone."
       : "Waits and transfers are not counted in the phase that they are in."), "soft"));
+    if (lanesOf(means).gpu.length) parts.push(make("p", lanesOf(means).gpu.some(([part]) => part === "transfer") ?
+      "GPU: transfers that overlap with computing count as computing." : "GPU: a phase has its collectives in it.", "soft"));
   }
   const gauges = (found && found.gauges) || [];
   parts.push(make("h2", onGpus() ? "what its process, node and GPU did" : "what its process and node did"));
