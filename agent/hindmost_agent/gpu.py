@@ -194,8 +194,7 @@ def of_each(sampler: Sampler, devices: Iterable[Any], ask: Callable[[Any], Mappi
         sampler.host.asking.of(device.uuid)
         found.update(ask(device))
     sampler.host.asking.of("")
-    if sampler.series != tuple(found):
-        sampler.series = tuple(found)
+    sampler.series = tuple(found)
     return list(found.values())
 
 

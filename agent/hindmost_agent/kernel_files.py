@@ -218,8 +218,7 @@ class NumberFiles(Sampler):
         found += self.further()
         if not found:
             raise Absent(f"nothing to read for {self.name}")
-        if tuple(found) != self.series:
-            self.series = tuple(found)
+        self.series = tuple(found)
 
     def _opened(self, item: NumberFile) -> File | Fixed | None:
         try:

@@ -177,9 +177,8 @@ class Host:
 class Sampler(ABC):
     """A source of metrics.
 
-    ``series`` names what ``sample`` returns, value by value; assign a new tuple only when what there is to read has
-    changed, because a new tuple is a new definition to send. A value that cannot be read is ``NAN``, never 0.
-    Errors are raised: the runner owns them, and the timing.
+    ``series`` names what ``sample`` returns, value by value, and may be assigned at each reading. A value that cannot
+    be read is ``NAN``, never 0. Errors are raised: the runner owns them, and the timing.
     """
 
     name: ClassVar[str]
@@ -246,6 +245,7 @@ class Slot:
         self.period_ns = max(int(kind.period * NS), interval_ns)
         self.due_ns = LONG_AGO_NS
         self.sampler: Sampler | None = None
+        self._series: tuple[Series, ...] = ()
         self.said: set[str] = set()
 
     def anew(self) -> Slot:
@@ -258,8 +258,10 @@ class Slot:
         """Read once. Raises whatever the sampler raises."""
         if self.sampler is None:
             self.sampler = self.kind(host)
-        values = self.sampler.sample()
-        if len(values) != len(self.sampler.series):
-            raise ValueError(f"{len(values)} values for {len(self.sampler.series)} series")
+        values, found = self.sampler.sample(), self.sampler.series
+        if found is not self._series and found != self._series:  # a new tuple is a new definition to send
+            self._series = found
+        if len(values) != len(self._series):
+            raise ValueError(f"{len(values)} values for {len(self._series)} series")
         array("d", values)  # a number beyond every counter, as a torn file may hold, must not reach the batch
-        return Reading(self.name, now_ns, self.sampler.series, values) if values else None
+        return Reading(self.name, now_ns, self._series, values) if values else None

@@ -53,6 +53,17 @@ class Elsewhere(Steady):
         raise Absent("not on this node")
 
 
+class Mounts(Steady):
+    """Makes its series anew at each reading."""
+
+    name = "mounts"
+    count = 1
+
+    def sample(self) -> list[float]:
+        self.series = tuple([series(VALUE)] * self.count)
+        return [1.0] * self.count
+
+
 class Lopsided(Steady):
     name = "lopsided"
 
@@ -73,6 +84,16 @@ def test_what_causes_are_read_from_is_sampled_when_asked_for() -> None:
     asked = [reading.sampler for reading in made.run(2 * NS)]
     later = [now for now in range(3, 13) if "telling" in [one.sampler for one in made.run(now * NS)]]
     assert ("telling" in asked, later) == (True, [12])
+
+
+def test_series_are_the_same_object_until_they_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new tuple is a new definition to send."""
+    made = runner(Mounts)
+    first, second = (made.run(now * NS)[0].series for now in range(2))
+    monkeypatch.setattr(Mounts, "count", 2)
+    changed = made.run(2 * NS)[0].series
+    assert first is second
+    assert len(changed) == 2
 
 
 def test_each_sampler_has_its_own_period() -> None:

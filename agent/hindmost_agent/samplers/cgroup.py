@@ -180,8 +180,7 @@ class Cgroup(Sampler):
         found = dict.fromkeys(self._of_ranks, 1.0)
         for group in self._groups:
             found.update(_all(group))
-        if self.series != tuple(found):
-            self.series = tuple(found)
+        self.series = tuple(found)
         return list(found.values())
 
     def _follow(self) -> None:

@@ -39,8 +39,7 @@ class Filesystem(Sampler):
             values += self._sizes(labels[1])
         if not found:
             raise Absent("no local file system")
-        if tuple(found) != self.series:
-            self.series = tuple(found)
+        self.series = tuple(found)
         return values
 
     def _local(self) -> list[list[bytes]]:

@@ -40,10 +40,8 @@ class GpuJobs(Sampler):
         self._uuid = {device.number: device.uuid for device in opened(host).devices}
 
     def sample(self) -> list[float]:
-        found = tuple(sorted({series(JOB, uuid, job) for uuid, job in self._jobs()}))
-        if found != self.series:
-            self.series = found
-        return [1.0] * len(found)
+        self.series = tuple(sorted({series(JOB, uuid, job) for uuid, job in self._jobs()}))
+        return [1.0] * len(self.series)
 
     def _jobs(self) -> list[tuple[str, str]]:
         """GPU and job of each line; a folder that is not there yet has none."""

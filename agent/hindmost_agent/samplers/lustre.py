@@ -65,8 +65,7 @@ class Lustre(Sampler):
             # "scratch-ffff9a01c7f4e800": the file system's name, then the mount's address
             for one, value in _parsed(page, instance.rpartition("-")[0] or instance).items():
                 found[one] = found.get(one, 0.0) + value
-        if self.series != tuple(found):
-            self.series = tuple(found)
+        self.series = tuple(found)
         return list(found.values())
 
     def _absent(self, failed: list[OSError]) -> Absent:

@@ -55,8 +55,7 @@ class Nfs(Sampler):
                 self._mount(block, (mount_text(head[0]), mount_text(head[3])), found)
         if not found:
             raise Absent("no NFS mount")
-        if self.series != tuple(found):
-            self.series = tuple(found)
+        self.series = tuple(found)
         return list(found.values())
 
     @staticmethod

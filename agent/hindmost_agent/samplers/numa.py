@@ -58,6 +58,5 @@ class Numa(Sampler):
                 there = [key for key in metrics if key in table]
                 found += [series(metrics[key], number) for key in there]
                 values += [float(table[key]) for key in there]
-        if tuple(found) != self.series:
-            self.series = tuple(found)
+        self.series = tuple(found)
         return values

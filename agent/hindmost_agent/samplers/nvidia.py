@@ -393,8 +393,7 @@ class NvidiaHealth(GpuSampler):
         heard = self._xids.counts
         found: dict[Series, float] = {series(XIDS, uuid): count for uuid, count in self._xids.totals.items()}
         found.update((series(XID, uuid, xid), count) for (uuid, xid), count in heard.items())
-        if self.series != (expected := (*self.fixed(), *found)):
-            self.series = expected
+        self.series = (*self.fixed(), *found)
         return [*values, *found.values()]
 
 

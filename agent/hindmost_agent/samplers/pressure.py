@@ -49,8 +49,7 @@ class Pressure(Sampler):
                 if kind in METRIC and (resource, kind) != UNDEFINED:
                     found.append(series(METRIC[kind], resource))
                     values.append(int(rest[rest.rindex(b"=") + 1 :]) / 1e6)
-        if tuple(found) != self.series:
-            self.series = tuple(found)
+        self.series = tuple(found)
         return values
 
 

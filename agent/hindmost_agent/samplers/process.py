@@ -164,8 +164,7 @@ class ProcessStatus(Sampler):
         found: dict[Series, float] = {}
         for rank in self.host.ranks.shown():
             found.update(_status(self.host.proc / str(rank.pid), rank))
-        if self.series != tuple(found):
-            self.series = tuple(found)
+        self.series = tuple(found)
         return list(found.values())
 
 
@@ -261,8 +260,7 @@ class ProcessThreads(Sampler):
             del self._threads[key]
         for key, rank in live.items():
             found.update(_threads(self.host.proc / str(rank.pid), rank, self._threads[key]))
-        if self.series != tuple(found):
-            self.series = tuple(found)
+        self.series = tuple(found)
         return list(found.values())
 
 
@@ -414,8 +412,7 @@ class ProcessChildren(Sampler):
             if pids is not None:  # else the kernel lists none
                 self._known[key] = pids
             found.update(self._of_rank(rank, key, pids))
-        if self.series != tuple(found):
-            self.series = tuple(found)
+        self.series = tuple(found)
         return list(found.values())
 
     def _of_rank(self, rank: RankProcess, key: tuple[int, int], pids: list[int] | None) -> dict[Series, float]:

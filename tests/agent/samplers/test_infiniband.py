@@ -129,7 +129,7 @@ def test_where_a_kernel_has_wider_counters_they_are_read(host: Host) -> None:
 
 
 def test_adapters_that_stay_are_no_news(host: Host) -> None:
-    """Looking for adapters again sends no definition again; a new adapter is one."""
+    """Looking for adapters again finds the same; a new one is taken on."""
     port = "class/infiniband/mlx5_{}/ports/1"
     files = {"state": "4: ACTIVE\n", "counters/port_xmit_data": "1000\n"}
     write(host.sys / port.format(0), files)
@@ -138,7 +138,7 @@ def test_adapters_that_stay_are_no_news(host: Host) -> None:
     first = sampler.series
     for _ in range(RESCAN + 1):
         sampler.sample()
-    assert sampler.series is first
+    assert sampler.series == first
     write(host.sys / port.format(1), files)
     for _ in range(RESCAN):
         values = sampler.sample()
