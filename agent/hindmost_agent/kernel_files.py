@@ -44,13 +44,13 @@ class File:
         self.path = str(path)
         self._fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
 
-    def read(self) -> bytes:
-        """Everything in the file, at most ``LIMIT`` bytes."""
-        data = os.pread(self._fd, PIECE, 0)
+    def read(self, limit: int = LIMIT) -> bytes:
+        """Everything in the file, at most ``limit`` bytes."""
+        data = os.pread(self._fd, min(PIECE, limit), 0)
         if len(data) < self._surely_whole:
             return data
         pieces, size = [data], len(data)
-        while size < LIMIT and (data := os.pread(self._fd, PIECE, size)):
+        while size < limit and (data := os.pread(self._fd, min(PIECE, limit - size), size)):
             pieces.append(data)
             size += len(data)
         return b"".join(pieces)
@@ -71,18 +71,11 @@ class File:
 
 def read_once(path: Path | str, limit: int = LIMIT) -> bytes:
     """The first ``limit`` bytes of a file that is not worth a kept descriptor."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    file = File(path)
     try:
-        data = os.pread(fd, min(PIECE, limit), 0)
-        if len(data) < SURELY_WHOLE:
-            return data
-        pieces, size = [data], len(data)
-        while size < limit and (data := os.pread(fd, min(PIECE, limit - size), size)):
-            pieces.append(data)
-            size += len(data)
-        return b"".join(pieces)
+        return file.read(limit)
     finally:
-        os.close(fd)
+        file.close()
 
 
 def numbers(folder: Path | str) -> list[int]:

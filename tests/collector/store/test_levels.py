@@ -1,7 +1,6 @@
 """Coarser levels of samples: made by compaction, whole at any time, and chosen by the length of a range."""
 
 import os
-import shutil
 import time
 from collections import Counter
 
@@ -49,15 +48,6 @@ def written(tmp_path_factory):
         made.write({("j", "metrics"): [samples(flush * FLUSH_S, FLUSH_S)]}, {})
     made.close()
     return made.root
-
-
-@pytest.fixture
-def store(written, tmp_path):
-    """It, opened again: a copy for each test."""
-    shutil.copytree(written, tmp_path, dirs_exist_ok=True)
-    made = ParquetStore(tmp_path, single=False)
-    yield made
-    made.close()
 
 
 def expected(width_s, seconds):

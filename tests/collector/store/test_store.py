@@ -1,7 +1,6 @@
 """The store between flushes, and reading it: compaction, retention, SQL."""
 
 import errno
-import shutil
 import time
 from types import SimpleNamespace
 
@@ -36,15 +35,6 @@ def written(tmp_path_factory):
         made.write({("j", "steps"): [steps(step)]}, {"a@n": step})
     made.close()
     return made.root
-
-
-@pytest.fixture
-def store(written, tmp_path):
-    """It, opened again: a copy for each test."""
-    shutil.copytree(written, tmp_path, dirs_exist_ok=True)
-    made = ParquetStore(tmp_path, single=False)
-    yield made
-    made.close()
 
 
 @pytest.mark.parametrize("shuffled", [False, True])
