@@ -16,7 +16,7 @@ DEMO = $(PATHS) $(DEMO_MPI) hindmost run -- \
 # Many tests wait for processes: JOBS of them run at a time, and where there are more cores more may.
 JOBS ?= 4
 PYTEST = $(PATHS) $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
-BARE := not torch and not clickhouse and not kubernetes and not slurm and not wheel and not torture
+BARE := not torch and not clickhouse and not kubernetes and not slurm and not wheel and not torture and not cluster and not browser
 HIDDEN := .cache/hidden
 
 # Tests start hundreds of processes, which need not compile all of hindmost each, whatever this shell says: empty is unset.
@@ -112,6 +112,12 @@ test-kubernetes: $(VENV)/.kubernetes api-server ## the Helm chart and kustomize 
 test-slurm: $(VENV)/.dev ## jobs of a real Slurm of three virtual nodes with accounting, as root
 	$(PYTEST) -m slurm tests/cluster
 
+test-cluster: $(VENV)/.dev ## jobs of mpirun and srun that end, stop, fill disks and have several hosts
+	$(PYTEST) -m cluster tests/cluster
+
+test-browser: $(VENV)/.dev ## the live page in Chromium
+	$(PYTEST) -m browser tests/browser
+
 test-torture: $(VENV)/.dev ## delivery, the store and readers, killed, cut off, filled up and fed garbage
 	$(PYTEST) -m torture tests/cluster tests/collector
 
@@ -179,5 +185,5 @@ clean: ## remove .venv and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache
 
 .PHONY: help horovod tensorflow horovod-tensorflow setup demo demo-balanced python-newer mpich test test-deps test-without \
-	test-all test-torch test-horovod test-clickhouse api-server test-kubernetes test-torture test-native test-mpich test-python3.14 wheel test-wheel test-pythons test-lowest lint proto dashboards reference figures \
+	test-all test-torch test-horovod test-clickhouse api-server test-kubernetes test-cluster test-browser test-torture test-native test-mpich test-python3.14 wheel test-wheel test-pythons test-lowest lint proto dashboards reference figures \
 	picture clean

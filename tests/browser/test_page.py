@@ -17,7 +17,7 @@ from hindmost_collector.store.parquet.store import ParquetStore
 from hindmost_judge.judge import judge
 from hindmost_judge.overview import Overview
 
-pytestmark = pytest.mark.needs("chromium", "chromedriver")
+pytestmark = [pytest.mark.browser, pytest.mark.needs("chromium", "chromedriver")]
 
 ROWS = "document.querySelectorAll('tr.rank').length"
 MS = 1e6

@@ -8,6 +8,8 @@ from typing import NoReturn
 import hindmost_cli
 import pytest
 from hindmost import requirements
+from hindmost_collector.simulate import Scenario, simulate
+from hindmost_collector.simulate.write import run_directory
 
 
 def test_an_empty_path_is_not_this_folder(capsys: pytest.CaptureFixture[str]) -> None:
@@ -255,3 +257,19 @@ def test_what_the_system_refuses_is_one_line(
     assert hindmost_cli.main(["report"]) == code
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"hindmost report: {message}")
+
+
+@pytest.mark.parametrize("what", ["nothing there", "empty", "torn"])
+def test_reporting_a_directory_that_is_no_run(tmp_path: Path, what: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A missing or empty directory, and a run whose segments are all torn, is refused by name in one line."""
+    out = tmp_path / "run"
+    if what == "torn":
+        run_directory([simulate(Scenario(2, 12)).run], out)
+        for segment in (out / "segments").rglob("*.parquet"):
+            segment.write_bytes(segment.read_bytes()[:40])
+    elif what == "empty":
+        out.mkdir()
+    assert hindmost_cli.main(["report", str(out)]) == 2
+    said = capsys.readouterr().err
+    assert str(out) in said
+    assert said.count("\n") == 1

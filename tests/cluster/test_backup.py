@@ -7,6 +7,8 @@ import pytest
 
 from bench.delivery_ledger.scene import RANKS, Scene
 
+pytestmark = pytest.mark.cluster
+
 #: Steps a second a rank.
 RATE = 20.0
 

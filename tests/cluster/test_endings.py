@@ -45,6 +45,7 @@ def script(tmp_path: Path, fault: str) -> str:
     return str(path)
 
 
+@pytest.mark.cluster
 def test_a_job_that_raises_at_step_3(out: Path, tmp_path: Path) -> None:
     """An exception's exit code is kept, its traceback shown, and the run reported."""
     run = observe(out, *OF_TWO, script(tmp_path, "if comm.rank == 1: comm.Abort(41)"))
@@ -53,7 +54,7 @@ def test_a_job_that_raises_at_step_3(out: Path, tmp_path: Path) -> None:
     assert {row["part"] for row in run.report["sections"]["wall_clock"]["parts"]} >= {"set-up", "all"}
 
 
-@pytest.mark.parametrize("name", ["SIGKILL", "SIGSEGV"])
+@pytest.mark.parametrize("name", ["SIGKILL", pytest.param("SIGSEGV", marks=pytest.mark.cluster)])
 def test_a_rank_that_dies_at_step_3(out: Path, tmp_path: Path, name: str) -> None:
     """It takes the job with it, as without us. The agent, which watches each rank, names the first that died."""
     job = script(tmp_path, f"while comm.rank == 1 and not (watched() and os.kill(os.getpid(), signal.{name})): pass")
@@ -64,6 +65,7 @@ def test_a_rank_that_dies_at_step_3(out: Path, tmp_path: Path, name: str) -> Non
     assert f"({name})" in run.report["job"]["ended"]
 
 
+@pytest.mark.cluster
 def test_kill_9_of_hindmost_leaves_nothing(out: Path) -> None:
     """Killing hindmost ends the job, the agent and the collector, and no ring stays in shared memory."""
     job = job_of(out)
@@ -77,6 +79,7 @@ def test_kill_9_of_hindmost_leaves_nothing(out: Path) -> None:
     assert (out / "meta.json").exists()
 
 
+@pytest.mark.cluster
 @pytest.mark.parametrize("presses", [1, 2])
 def test_ctrl_c_reaches_the_job_first(out: Path, presses: int) -> None:
     """Ctrl-C in a terminal ends the job as it does alone; once or twice, the summary still comes, and nothing stays."""
@@ -88,6 +91,7 @@ def test_ctrl_c_reaches_the_job_first(out: Path, presses: int) -> None:
     assert wait_until_gone(job) == {}
 
 
+@pytest.mark.cluster
 def test_sigterm_to_hindmost_ends_the_job(out: Path) -> None:
     """A batch system's SIGTERM goes to the job, whose ending is then reported."""
     job = job_of(out)

@@ -18,6 +18,8 @@ import pytest
 from tests.cluster.jobs import HINDMOST, OF_TWO, SOON, environ, job_of
 from tests.waiting import PATIENCE_S
 
+pytestmark = pytest.mark.cluster
+
 PROGRAM = Path(__file__).with_name("ras_waiting.py")
 ANSWER = Path(__file__).parents[1] / "fixtures" / "ras" / "hang_json"
 

@@ -27,6 +27,7 @@ print(os.environ["SLURM_PROCID"], "trained")
 """
 
 
+@pytest.mark.cluster
 @pytest.mark.needs("slurmd", "root")
 def test_srun_of_a_real_slurm_reaches_hosts_that_it_chooses(
     out: Path, tmp_path: Path, hosts: tuple[Path, Path]

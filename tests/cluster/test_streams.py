@@ -12,7 +12,7 @@ from hindmost_collector.simulate.write import run_directory
 
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.uses("cc")
+pytestmark = [pytest.mark.cluster, pytest.mark.uses("cc")]
 
 HINDMOST = f"{sys.executable} -m hindmost"
 EVERY = "select * from collectives, steps"

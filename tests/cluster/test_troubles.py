@@ -5,7 +5,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import hindmost_cli
 import pytest
 from hindmost_collector.simulate import Scenario, simulate
 from hindmost_collector.simulate.write import run_directory
@@ -21,7 +20,7 @@ from tests.cluster.jobs import (
     wait_until_gone,
 )
 
-pytestmark = pytest.mark.uses("cc", "unshare")
+pytestmark = [pytest.mark.cluster, pytest.mark.uses("cc", "unshare")]
 
 JOB = (sys.executable, "-c", "print('trained'); raise SystemExit(5)")
 
@@ -123,18 +122,3 @@ def test_two_runs_do_not_mix(out: Path) -> None:
     assert run.returncode == 5
     assert "contains a run; recording into " in run.own_lines[0]
     assert any(out.parent.glob("hindmost-*/report.json"))
-
-
-@pytest.mark.parametrize("what", ["nothing there", "empty", "torn"])
-def test_reporting_a_directory_that_is_no_run(out: Path, what: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """A missing or empty directory, and a run whose segments are all torn, is refused by name in one line."""
-    if what == "torn":
-        run_directory([simulate(Scenario(2, 12)).run], out)
-        for segment in (out / "segments").rglob("*.parquet"):
-            segment.write_bytes(segment.read_bytes()[:40])
-    elif what == "empty":
-        out.mkdir()
-    assert hindmost_cli.main(["report", str(out)]) == 2
-    said = capsys.readouterr().err
-    assert str(out) in said
-    assert said.count("\n") == 1

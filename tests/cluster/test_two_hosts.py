@@ -9,7 +9,7 @@ import pytest
 
 from tests.cluster.jobs import HINDMOST, TRAIN_MPI, environ, job_of, wait_until_gone
 
-pytestmark = [pytest.mark.needs("mpirun"), pytest.mark.uses("ip")]
+pytestmark = [pytest.mark.cluster, pytest.mark.needs("mpirun"), pytest.mark.uses("ip")]
 
 
 def test_ranks_of_another_host_are_seen(out: Path, hosts: tuple[Path, Path]) -> None:

@@ -14,7 +14,7 @@ import pytest
 from tests.cluster.jobs import HINDMOST, MPIRUN, SOON, environ, job_of, wait_until_gone
 from tests.waiting import PATIENCE_S
 
-pytestmark = pytest.mark.needs("mpirun")
+pytestmark = [pytest.mark.cluster, pytest.mark.needs("mpirun")]
 
 PROGRAM = str(Path(__file__).with_name("waiting.py"))
 

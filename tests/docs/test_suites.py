@@ -40,7 +40,7 @@ def test_one_hash_is_renewed() -> None:
 
 
 TESTS = Path(__file__).parents[1]
-FOLDERS = {"torch": {"torch"}, "clickhouse": {"clickhouse"}, "kubernetes": {"kubernetes"}}
+FOLDERS = {name: {name} for name in ("torch", "clickhouse", "kubernetes", "cluster", "browser")}
 
 
 @pytest.mark.parametrize("mark", FOLDERS)
