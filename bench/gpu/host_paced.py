@@ -30,6 +30,8 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+from live_faults import keep
+
 ROOT = Path(__file__).parents[2]
 JOB = Path(__file__).with_name("host_paced_job.py")
 #: Models and whether the loop synchronises.
@@ -53,8 +55,6 @@ ONSET, COST = 3, 0.2
 LEAST = 0.02
 #: CPUs on which processes wait for their turn, where there are twice as many.
 WAITING_CPUS = 6
-#: Bytes of an archive above which another is begun.
-ARCHIVE = 14 << 20
 
 
 @dataclass(frozen=True)
@@ -384,17 +384,9 @@ def judged_again(graded: list[dict[str, Any]]) -> str:
 def archive(out: Path, target: Path) -> None:
     """Every run directory, packed alone, in as many files as keep each one small."""
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        packed = list(pool.map(_packed, sorted(path.parent for path in out.glob("*/truth.json"))))
-    parts: list[list[Path]] = [[]]
-    for one in packed:
-        if sum(path.stat().st_size for path in parts[-1]) + one.stat().st_size > ARCHIVE and parts[-1]:
-            parts.append([])
-        parts[-1].append(one)
-    for number, part in enumerate(parts):
-        with tarfile.open(target.with_name(f"{target.stem}-{number}{target.suffix}"), "w") as tar:
-            for path in part:
-                tar.add(path, path.name)
-                path.unlink()
+        for packed in pool.map(_packed, sorted(path.parent for path in out.glob("*/truth.json"))):
+            keep(target, packed)
+            packed.unlink()
 
 
 def _packed(directory: Path) -> Path:
@@ -412,7 +404,7 @@ def main() -> int:
     parser.add_argument("--limit", type=float, default=520, help="seconds after which no further job is begun")
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--archive", type=Path, metavar="TAR", help="pack the run directories, as TAR-0.tar and so on")
+    parser.add_argument("--archive", type=Path, metavar="TAR", help="add the run directories to TAR, TAR-2 …")
     parser.add_argument("--grade", type=Path, metavar="JSON", help="run nothing, judge again what --out holds")
     args = parser.parse_args()
     if find_spec("hindmost") is None:

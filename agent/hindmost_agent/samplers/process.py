@@ -1,4 +1,4 @@
-"""What each rank's process, its threads and its children did: CPU time, waits for a CPU, memory, I/O, allowed CPUs."""
+"""What each rank's process, its threads and its children did: CPU time, run-queue delay, memory, I/O, allowed CPUs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long threads waited for a core, on the whole node and to the nanosecond; of one process: `process.py`."""
+"""Run-queue delay: how long threads of the whole node waited for a core, in ns; of one rank: `process.py`."""
 
 from __future__ import annotations
 
