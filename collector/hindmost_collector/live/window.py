@@ -36,6 +36,7 @@ from hindmost_judge.timeline.separate_jobs import judged_incarnation
 from hindmost_judge.timeline.steps import calls_a_step, period
 
 from hindmost_collector.ingest.chunk import CODED, concatenated, from_rows, with_words
+from hindmost_collector.ingest.packed_fields import eights
 from hindmost_collector.ingest.session import MOST_S, NS
 from hindmost_collector.live.witnesses import Witnesses
 
@@ -646,20 +647,26 @@ class _Samples:
 
 def _long(blocks: list[tuple[MetricRows, _Places, np.ndarray[Any, Any]]]) -> Table:
     """Causal series as long rows, in the model's columns; texts are objects, of which many rows share one."""
-    if not blocks:
-        return empty(METRICS)
-    columns: dict[str, list[np.ndarray[Any, Any]]] = {name: [] for name in METRICS}
-    for block, places, words in blocks:
-        ticks, series = block.ticks, len(places.place)
-        node = np.empty(ticks * series, dtype=object)
-        node.fill(block.node)
-        columns["node"].append(node)
-        columns["name"].append(np.repeat(places.name, ticks))
-        columns["labels"].append(np.repeat(words[places.word], ticks))
-        columns["time_ns"].append(np.tile(block.times, series))
-        columns["value"].append(block.values[:, places.place].T.ravel())
-    joined = {name: np.concatenate(parts) for name, parts in columns.items()}
-    return chosen(joined, ~np.isnan(joined["value"]))
+    alike: dict[tuple[int, int, int], list[tuple[MetricRows, _Places, np.ndarray[Any, Any]]]] = {}
+    for one in blocks:
+        alike.setdefault((id(one[1]), one[0].ticks, one[0].size), []).append(one)
+    return _joined([_long_of_one_kind(found) for found in alike.values()])
+
+
+def _long_of_one_kind(blocks: list[tuple[MetricRows, _Places, np.ndarray[Any, Any]]]) -> Table:
+    """The same of blocks with the same series and as many ticks: nodes' of one kind are one array."""
+    first, places, _ = blocks[0]
+    values = eights(b"".join([block.raw for block, _, _ in blocks]), np.float64)
+    values = values.reshape(len(blocks), first.ticks, -1)[:, :, places.place]
+    known = ~np.isnan(values)
+    columns = {
+        "node": np.array([block.node for block, _, _ in blocks], object)[:, None, None],
+        "name": places.name[None, None, :],
+        "labels": np.stack([words[places.word] for _, _, words in blocks])[:, None, :],
+        "time_ns": np.stack([block.times for block, _, _ in blocks])[:, :, None],
+        "value": values,
+    }
+    return {name: np.broadcast_to(columns[name], values.shape)[known] for name in METRICS}
 
 
 def _joined(parts: list[Table]) -> Table:
