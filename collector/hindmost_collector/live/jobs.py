@@ -191,6 +191,7 @@ class StallWatch:
         self._asked = self._ripe = 0  # since when the job was stopped, the last time that this was done
         self._looked_at: list[int] = []  # ranks whose stacks were asked for
         self._awaited = False  # and are not all there yet, though the patience is over
+        self._went_on = 0  # how long after the stop began the job was last seen to go on, ns
 
     def question(self, job: LiveJob) -> wire.EventTraceRequest | None:
         """What to ask the agents; ``None`` while the job goes on, and where that was asked."""
@@ -204,15 +205,23 @@ class StallWatch:
         return wire.EventTraceRequest(job_id=job.id, ranks=self._looked_at, stacks=True)
 
     def timed_out(self, job: LiveJob) -> bool:
-        """Whether the job is to be judged now: after a hang's patience, and when all requested stacks are there; true
-        once each."""
+        """Whether the job is to be judged now: after a hang's patience, when all requested stacks are there, and when a
+        job that is said to hang goes on; true once each."""
         since, patience = job.window.since_ns, self._patience_ns(job)
         if job.window.quiet_ns < patience or job.window.waited_ns() < patience:
-            return False
+            return self._goes_on(job, since - self._ripe)
         before, self._awaited = self._awaited, not job.window.stacked(since).issuperset(self._looked_at)
         if since == self._ripe:
             return before and not self._awaited
-        self._ripe = since
+        self._ripe, self._went_on = since, 0
+        return True
+
+    def _goes_on(self, job: LiveJob, for_ns: int) -> bool:
+        """At once, and where other ranks may still wait each time that it has gone on for twice as long."""
+        said = any(verdict["kind"] == "hang" for verdict in job.verdicts())
+        if not said or not self._ripe or for_ns <= 2 * self._went_on:
+            return False
+        self._went_on = for_ns
         return True
 
     def urgent(self, job: LiveJob) -> bool:

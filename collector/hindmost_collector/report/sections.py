@@ -399,18 +399,12 @@ def _seconds(value: float) -> str:
     )
 
 
-def _number(value: float) -> str:
-    return (
-        f"{value:,.0f}" if abs(value) >= 100 else f"{value:.1f}" if abs(value) >= 0.05 or value == 0 else f"{value:.4f}"
-    )
-
-
 #: How a value of each unit is written for people.
 WRITTEN: dict[str, Callable[[Any], str]] = {
     "text": str,
     "words": str,
     "count": lambda value: f"{value:,.0f}",
-    "number": _number,
+    "number": columns.number,
     "ms": duration,
     "s": _seconds,
     "ratio": percent,
@@ -498,7 +492,7 @@ def in_one_line(found: Sections) -> str:
     """``46.7 steps/s, 1,494 tokens/s; run time 52.1 s: training 45.0 s, set-up 3.1 s``; empty where unknown."""
     (pace, *_) = found.get("throughput", {}).get("job") or [{}]
     units = {"steps_per_s": "steps/s", "work_per_s": "samples or tokens/s"}
-    paces = ", ".join(f"{_number(pace[key])} {unit}" for key, unit in units.items() if pace.get(key))
+    paces = ", ".join(f"{columns.number(pace[key])} {unit}" for key, unit in units.items() if pace.get(key))
     parts = found.get("wall_clock", {}).get("parts") or []
     whole = next((row["seconds"] for row in parts if row["part"] == "all"), None)
     named = sorted((row for row in parts if row["part"] != "all"), key=lambda row: -row["seconds"])

@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Any
 
 from hindmost_judge.verdict.schema import UNSURE
-from hindmost_judge.verdict.wording import RANKS_WAIT, TWO_CAUSES, duration, names
+from hindmost_judge.verdict.wording import ALONE, RANKS_WAIT, TWO_CAUSES, duration, names
 
 from hindmost_collector.report import columns
 from hindmost_collector.report.columns import part_of, ratio, without
@@ -273,6 +273,11 @@ def _balanced(one: Mapping[str, Any], _: str) -> tuple[str, str]:
     return "OK", "no rank is slow"
 
 
+def _unsure(one: Mapping[str, Any], _: str) -> tuple[str, str]:
+    first = next(iter(one.get("evidence") or ()), "")
+    return "UNSURE", first if ALONE in first else "cannot say whether a rank is slow"
+
+
 _HEADS: dict[str, Callable[[Mapping[str, Any], str], tuple[str, str]]] = {
     "straggler": lambda one, who: ("SLOW", f"{who}: {doing(one)}{_interval(one)}"),
     "intermittent": _intermittent,
@@ -284,7 +289,7 @@ _HEADS: dict[str, Callable[[Mapping[str, Any], str], tuple[str, str]]] = {
     "uneven_workload": lambda one, _: ("UNEVEN", f"ranks have work of unequal size{_later(one)}"),
     "oversubscribed": lambda one, who: ("SLOW", f"{who}: share too few CPUs{_later(one)}"),
     "balanced": _balanced,
-    "insufficient_data": lambda *_: ("UNSURE", "cannot say whether a rank is slow"),
+    "insufficient_data": _unsure,
 }
 
 

@@ -27,7 +27,7 @@ from hindmost_judge.timeline.collective_calls import is_synchronising
 from hindmost_judge.verdict import missing_ranks
 from hindmost_judge.verdict.advice import in_python
 from hindmost_judge.verdict.schema import STOPS, insufficient
-from hindmost_judge.verdict.wording import OLDER, ONE_ANSWER, ms, names, percent
+from hindmost_judge.verdict.wording import ALONE, OLDER, ONE_ANSWER, ms, names, percent
 from hindmost_judge.whatif import savings
 
 if TYPE_CHECKING:
@@ -271,7 +271,7 @@ def _one_seen(blocks: Blocks | None, run: Run) -> tuple[str, str]:
     """Why one rank is too few, and what would show the others."""
     job = run.job
     of_all = f" of {job.world_size}" if (job.world_size or 0) > 1 else ""
-    alone = f"one rank{of_all} was seen: no other rank to compare it with"
+    alone = f"one rank{of_all} was seen: {ALONE}"
     if of_all:
         return alone, "let the others inherit this command's environment (sudo, ssh and containers drop it)"
     if blocks is None or len(blocks.steps) == 0:
@@ -288,7 +288,7 @@ def _too_few_recorded(ranks: int, job: Job) -> tuple[str, str]:
         )
     of_all = f" of {job.world_size}" if (job.world_size or 0) > 1 else ""
     return (
-        f"one rank{of_all} is recorded here: no other rank to compare it with",
+        f"one rank{of_all} is recorded here: {ALONE}",
         "name the folder that holds the files of all ranks",
     )
 
@@ -404,7 +404,7 @@ def _ended_early(run: Run, steps: int) -> tuple[str, str]:
     found += [_count(calls, "collective call")] if calls else []
     recorded = " and ".join(found) or "no step and no collective"
     ranks = rows(run.ranks)
-    why = "no other rank to compare it with" if ranks == 1 else "too few to judge"
+    why = ALONE if ranks == 1 else "too few to judge"
     were = "were" if len(found) > 1 or max(counted, calls) > 1 else "was"
     return (
         f"{recorded} of {_count(ranks, 'rank')} {were} recorded before the job {_end(run.job)}: {why}",

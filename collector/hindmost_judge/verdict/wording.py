@@ -30,6 +30,8 @@ UNMEASURED = "\N{EN DASH}"
 
 #: How a note on a stall begins.
 STALL = "stall "
+#: What is said of a job of one rank, in place of whether it is slow.
+ALONE = "no other rank to compare it with"
 #: The note on a single answer of NCCL's RAS.
 ONE_ANSWER = "one answer of NCCL's RAS shows no hang"
 

@@ -132,6 +132,24 @@ def test_a_job_that_stands_still_is_judged_when_its_patience_ends(definitions: D
     assert not job.stall.timed_out(job)
 
 
+def test_a_job_that_is_said_to_hang_is_judged_when_it_goes_on(definitions: Definitions) -> None:
+    """Full cores put the next evaluation off by a minute: until then page and log would say that it hangs. Where the
+    report stays so, as other ranks may still wait, it is judged again after twice the time."""
+    job = standing(definitions)
+    heard(job.window, definitions, 5)
+    assert job.stall.timed_out(job)
+    hung = {**(job.report or {}), "verdicts": [{"kind": "hang", "ranks": [3]}]}
+    found = []
+    for second in (9, 10, 16, 17, 18):
+        job.report, job.window.newest_ns = hung, second * SECOND
+        heard(job.window, definitions, second)
+        found.append(job.stall.timed_out(job))
+    assert found == [True, False, False, False, True]
+    job.report = {**hung, "verdicts": []}
+    job.window.newest_ns = 90 * SECOND
+    assert not job.stall.timed_out(job)
+
+
 def test_a_job_that_stops_before_its_first_evaluation_is_judged_as_soon(definitions: Definitions) -> None:
     """Full cores put off the first evaluation by up to 100 s, and a hang must not wait for that."""
     job = standing(definitions)
