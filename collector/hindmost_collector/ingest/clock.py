@@ -17,8 +17,9 @@ from typing import Any
 
 from hindmost_collector.ingest.row_builder import bounded
 
-BUCKET_NS = 30_000_000_000
-BUCKETS = 40
+#: Of each of the last windows, so long, the best round trip is kept.
+WINDOW_NS = 30_000_000_000
+WINDOWS = 40
 #: Crystal oscillators stay well under this; more is a stopped or stepped clock.
 DRIFT_LIMIT = 500e-6
 #: What an estimate without any round trip is good for.
@@ -95,7 +96,7 @@ class NodeClock:
     def __init__(self, hello_monotonic_ns: int, arrived_ns: int) -> None:
         """Start from the Hello: its arrival bounds the offset from above, good enough until the first round trip."""
         self._guess = bounded(arrived_ns - hello_monotonic_ns)
-        self._best: deque[Sample] = deque(maxlen=BUCKETS)
+        self._best: deque[Sample] = deque(maxlen=WINDOWS)
         self._contradictions = 0
         self.round_trip_ns = -1
         self._origin, self._offset, self._drift, self._error = 0, float(self._guess), 0.0, float(GUESS_NS)
@@ -125,7 +126,7 @@ class NodeClock:
         return sample.low - slack > expected or sample.high + slack < expected
 
     def _keep(self, sample: Sample) -> None:
-        if self._best and sample.at // BUCKET_NS == self._best[-1].at // BUCKET_NS:
+        if self._best and sample.at // WINDOW_NS == self._best[-1].at // WINDOW_NS:
             if sample.half <= self._best[-1].half:
                 self._best[-1] = sample
             return
@@ -139,7 +140,7 @@ class NodeClock:
         mean_at = sum(w * (one.at - origin) for w, one in zip(weights, self._best, strict=True)) / total
         mean_offset = sum(w * one.middle for w, one in zip(weights, self._best, strict=True)) / total
         drift = 0.0
-        if origin - self._best[0].at >= 2 * BUCKET_NS:
+        if origin - self._best[0].at >= 2 * WINDOW_NS:
             spread = sum(w * (one.at - origin - mean_at) ** 2 for w, one in zip(weights, self._best, strict=True))
             joint = sum(
                 w * (one.at - origin - mean_at) * (one.middle - mean_offset)
