@@ -6,8 +6,9 @@ from typing import NamedTuple
 from hindmost import ring
 from hindmost.ring import layout
 from hindmost_agent.delivery.batch import Builder
-from hindmost_agent.jobs.event_rows import COLUMNS, Calls, RowBuilder, varint
+from hindmost_agent.jobs.event_rows import COLUMNS, Calls, RowBuilder
 from hindmost_proto import telemetry_pb2 as wire
+from hindmost_proto.varint import varint
 
 _MISSING = {"flags": 0, "peer": -1, "cpu_ns": -1, "runqueue_ns": -1, "enqueue_ns": -1}
 

@@ -25,8 +25,8 @@ from hindmost_agent.delivery.stream import CLOCK_PERIOD_S, SILENCE_S, Call, Call
 from hindmost_agent.jobs.ranks import RankProcess
 from hindmost_agent.jobs.rings import REPEAT_NS
 from hindmost_agent.sampler import Own
-from hindmost_collector.ingest.packed_fields import varint
 from hindmost_proto import telemetry_pb2 as wire
+from hindmost_proto.varint import varint
 
 from bench.collector_load import node
 

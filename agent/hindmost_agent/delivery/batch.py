@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from hindmost_proto import telemetry_pb2 as wire
+from hindmost_proto.varint import varint
 
-from hindmost_agent.jobs.event_rows import Calls, varint
+from hindmost_agent.jobs.event_rows import Calls
 from hindmost_agent.jobs.pods import pod_of
 from hindmost_agent.jobs.ranks import user_of
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from hindmost import ring
 from hindmost.ring import layout
+from hindmost_proto.varint import varint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -330,16 +331,6 @@ def _looked_up(halves: bytes, table: Mapping[int, bytes]) -> bytes:
 def _signed(peer: int) -> bytes:
     """A peer as the wire has it: a varint whose lowest bit is the sign."""
     return b"\1" if peer == layout.NONE16 else varint(2 * peer)
-
-
-def varint(number: int) -> bytes:
-    """As protobuf writes it."""
-    found = bytearray()
-    while number > 0x7F:
-        found.append(number & 0x7F | 0x80)
-        number >>= 7
-    found.append(number)
-    return bytes(found)
 
 
 UNMEASURED = -1

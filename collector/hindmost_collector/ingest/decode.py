@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from hindmost_judge.model import ANY_PEER, GPU_TIME
+from hindmost_proto.varint import varint
 
 from hindmost_collector.ingest.packed_fields import (
     AgentMessage,
@@ -22,7 +23,6 @@ from hindmost_collector.ingest.packed_fields import (
     cut,
     eights,
     first,
-    varint,
     varint_count,
     varints,
 )

@@ -4,8 +4,6 @@ On the wire a packed column is its length and its values, little endian, which i
 same messages are declared a second time, with every packed column as ``bytes``; those of many messages are joined
 and become an array in one step. Our agents send no unpacked or split columns: such a column counts as missing.
 Labels of a series are bytes too: most series share those of another one.
-
-Lengths and numbers as protobuf writes them, for messages that are put together from finished parts.
 """
 
 from __future__ import annotations
@@ -143,13 +141,3 @@ def _cut_varints(column: bytes, first_row: int, rows: int, count: int) -> bytes:
         return column
     ends = [0, *(np.flatnonzero(np.frombuffer(column, np.uint8) < 0x80) + 1).tolist()]
     return column[ends[first_row] : ends[first_row + rows]]
-
-
-def varint(number: int) -> bytes:
-    """A protobuf varint."""
-    out = bytearray()
-    while number > 0x7F:
-        out.append(number & 0x7F | 0x80)
-        number >>= 7
-    out.append(number)
-    return bytes(out)

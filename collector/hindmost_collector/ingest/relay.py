@@ -22,10 +22,10 @@ from hindmost import __version__
 from hindmost.errors import UsageError
 from hindmost_proto import METHOD, retry
 from hindmost_proto import telemetry_pb2 as wire
+from hindmost_proto.varint import varint
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector, generate_latest
 
 from hindmost_collector.ingest.connections import GONE, HELLO_FIRST, UNKNOWN, RejectedCalls, ended, listen, served
-from hindmost_collector.ingest.packed_fields import varint
 from hindmost_collector.ingest.streams import LAST_WORD_S
 from hindmost_collector.options import address
 from hindmost_collector.serve.credentials import Door, Gate

@@ -15,8 +15,9 @@ from weakref import WeakValueDictionary
 import numpy as np
 from hindmost_judge import encoding
 from hindmost_judge.model import PHASES
+from hindmost_proto.varint import varint
 
-from hindmost_collector.ingest.packed_fields import eights, first, signed, varint, varint_count, varints
+from hindmost_collector.ingest.packed_fields import eights, first, signed, varint_count, varints
 
 Array = np.ndarray[Any, Any]
 

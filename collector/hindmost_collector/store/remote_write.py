@@ -28,8 +28,8 @@ import numpy as np
 from hindmost.errors import MissingError
 from hindmost_proto import retry
 from hindmost_proto.exposition import JOB_LABEL
+from hindmost_proto.varint import varint
 
-from hindmost_collector.ingest.packed_fields import varint
 from hindmost_collector.serve.exposition import collected, counter, gauge
 
 if TYPE_CHECKING:
