@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from hindmost.errors import UsageError
@@ -45,10 +46,21 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """One table: what it is, in a sentence, and its columns."""
+    """One table: what it is, in a sentence, and its columns: ``KEY=TITLE:UNIT, …``, where a title is the key and a unit
+    is text unless they are said, and ``id`` is text that shows what tells ids apart."""
 
     about: str
-    columns: tuple[Column, ...]
+    listed: str
+
+    @cached_property
+    def columns(self) -> tuple[Column, ...]:
+        """As they stand."""
+        found = []
+        for one in self.listed.split(", "):
+            named, _, unit = one.partition(":")
+            key, _, title = named.partition("=")
+            found.append(Column(key, title or key, unit.replace("id", "text") or "text", ids=unit == "id"))
+        return tuple(found)
 
 
 @dataclass(frozen=True)
@@ -75,15 +87,7 @@ SECTIONS: dict[str, Section] = {
         {
             "parts": Table(
                 "From the start of the job to its end, the mean of all ranks; the parts add up to the whole.",
-                (
-                    Column("part", "part"),
-                    Column("seconds", "mean", "s"),
-                    Column("share", "share", "ratio"),
-                    Column("least", "least", "s"),
-                    Column("least_rank", "on rank", "count"),
-                    Column("most", "most", "s"),
-                    Column("most_rank", "on rank", "count"),
-                ),
+                "part, seconds=mean:s, share:ratio, least:s, least_rank=on rank:count, most:s, most_rank=on rank:count",
             )
         },
     ),
@@ -92,55 +96,31 @@ SECTIONS: dict[str, Section] = {
         {
             "job": Table(
                 "After warm-up. Work is samples or tokens, whichever batches or `hindmost.step(work=...)` counted.",
-                (
-                    Column("steps", "steps", "count"),
-                    Column("step_ms", "mean step", "ms"),
-                    Column("steps_per_s", "steps/s", "number"),
-                    Column("work_per_s", "work/s", "number"),
-                    Column("work_per_step", "work a step", "number"),
-                ),
+                "steps:count, step_ms=mean step:ms, steps_per_s=steps/s:number, "
+                "work_per_s=work/s:number, work_per_step=work a step:number",
             ),
             "ranks": Table(
                 "The same by rank.",
-                (
-                    RANK,
-                    Column("steps", "steps", "count"),
-                    Column("steps_per_s", "steps/s", "number"),
-                    Column("work_per_s", "work/s", "number"),
-                    Column("work_per_step", "work a step", "number"),
-                ),
+                "rank:count, steps:count, steps_per_s=steps/s:number, work_per_s=work/s:number, "
+                "work_per_step=work a step:number",
             ),
         },
     ),
     "limits": Section(
         "What limits the job",
         {
-            "bound": Table("What limits the typical step.", (Column("by", "by"), Column("evidence", "evidence"))),
+            "bound": Table("What limits the typical step.", "by, evidence"),
             "achieved": Table(
                 "The mean GPU in the steps, by NVIDIA's monitor: operations of bf16 or fp16 (of TF32 half). Below the"
                 " ridge, in operations a byte, memory is the limit. MFU is of --flops-per-sample.",
-                (
-                    Column("gpu", "GPU"),
-                    Column("gpus", "GPUs", "count"),
-                    Column("flops", "achieved", "flop/s"),
-                    Column("peak_flops", "of", "flop/s"),
-                    Column("bytes_per_s", "memory", "TB/s"),
-                    Column("peak_bytes_per_s", "of", "TB/s"),
-                    Column("intensity", "operations a byte", "number"),
-                    Column("ridge", "ridge", "number"),
-                    Column("mfu", "MFU", "ratio"),
-                ),
+                "gpu=GPU, gpus=GPUs:count, flops=achieved:flop/s, peak_flops=of:flop/s, "
+                "bytes_per_s=memory:TB/s, peak_bytes_per_s=of:TB/s, "
+                "intensity=operations a byte:number, ridge:number, mfu=MFU:ratio",
             ),
             "if_free": Table(
                 "The mean step if one thing took no time and made no rank late, or if all ranks were like the median"
                 " one. COST of a limit does not count the waits for late ranks.",
-                (
-                    Column("without", "if"),
-                    Column("step_ms", "mean step", "ms"),
-                    Column("saved", "saved", "ratio"),
-                    Column("steps_per_s", "steps/s", "number"),
-                    Column("work_per_s", "work/s", "number"),
-                ),
+                "without=if, step_ms=mean step:ms, saved:ratio, steps_per_s=steps/s:number, work_per_s=work/s:number",
             ),
         },
     ),
@@ -149,13 +129,7 @@ SECTIONS: dict[str, Section] = {
         {
             "settings": Table(
                 "For the whole job; what verdicts advise is not repeated. The first is about most of the step.",
-                (
-                    Column("name", "setting"),
-                    Column("found", "found"),
-                    Column("threshold", "advised from"),
-                    Column("set", "set"),
-                    Column("share", "of the step", "ratio"),
-                ),
+                "name=setting, found, threshold=advised from, set, share=of the step:ratio",
             )
         },
     ),
@@ -164,25 +138,12 @@ SECTIONS: dict[str, Section] = {
         {
             "ranks": Table(
                 "ms per step, medians of all steps after warm-up: the least, the median and the most of all ranks.",
-                (
-                    Column("phase", "phase"),
-                    Column("least", "least", "ms"),
-                    Column("least_rank", "on rank", "count"),
-                    Column("median", "median", "ms"),
-                    Column("most", "most", "ms"),
-                    Column("most_rank", "on rank", "count"),
-                ),
+                "phase, least:ms, least_rank=on rank:count, median:ms, most:ms, most_rank=on rank:count",
             ),
             "fault": Table(
                 "ms per step in the steps of a verdict, next to the whole run: means of waits caused, else medians.",
-                (
-                    RANK,
-                    Column("measure", "measure"),
-                    Column("since_step", "since step", "count"),
-                    Column("until_step", "before step", "count"),
-                    Column("ms", "in these", "ms"),
-                    Column("whole_run_ms", "whole run", "ms"),
-                ),
+                "rank:count, measure, since_step=since step:count, until_step=before step:count, "
+                "ms=in these:ms, whole_run_ms=whole run:ms",
             ),
         },
     ),
@@ -192,15 +153,8 @@ SECTIONS: dict[str, Section] = {
             "lanes": Table(
                 "As POP defines them: parallel = load balance x communication, communication = serialisation x"
                 " transfer. GPUs have the factor orchestration, too: time in phases, gaps between kernels included.",
-                (
-                    Column("lane", "of"),
-                    Column("parallel", "parallel", "ratio"),
-                    Column("load_balance", "load balance", "ratio"),
-                    Column("communication", "communication", "ratio"),
-                    Column("serialisation", "serialisation", "ratio"),
-                    Column("transfer", "transfer", "ratio"),
-                    Column("orchestration", "orchestration", "ratio"),
-                ),
+                "lane=of, parallel:ratio, load_balance=load balance:ratio, communication:ratio, "
+                "serialisation:ratio, transfer:ratio, orchestration:ratio",
             )
         },
     ),
@@ -210,33 +164,15 @@ SECTIONS: dict[str, Section] = {
             "operations": Table(
                 "Operation, size class and communicator; calls and bytes of all ranks, times of the mean call. Bus"
                 " bandwidth as NCCL's tests count it.",
-                (
-                    Column("operation", "operation"),
-                    Column("least", "from", "bytes"),
-                    Column("bytes", "to", "bytes"),
-                    Column("communicator", "communicator"),
-                    Column("group", "ranks", "count"),
-                    Column("groups", "groups", "count"),
-                    Column("calls", "calls", "count"),
-                    Column("total", "in all", "bytes"),
-                    Column("took_ms", "mean call", "ms"),
-                    Column("wait_ms", "wait", "ms"),
-                    Column("transfer_ms", "transfer", "ms"),
-                    Column("bandwidth", "bandwidth", "bytes/s"),
-                    Column("bus_bandwidth", "bus", "bytes/s"),
-                    Column("exposed", "exposed", "ratio"),
-                ),
+                "operation, least=from:bytes, bytes=to:bytes, communicator, group=ranks:count, "
+                "groups:count, calls:count, total=in all:bytes, took_ms=mean call:ms, "
+                "wait_ms=wait:ms, transfer_ms=transfer:ms, bandwidth:bytes/s, "
+                "bus_bandwidth=bus:bytes/s, exposed:ratio",
             ),
             "ranks": Table(
                 "All calls by rank; ms of a step in collectives, which GPUs may hide, and in messages of two ranks.",
-                (
-                    RANK,
-                    Column("calls", "calls", "count"),
-                    Column("messages", "messages", "count"),
-                    Column("sent", "sent", "bytes"),
-                    Column("collectives_ms", "in collectives", "ms"),
-                    Column("messages_ms", "in messages", "ms"),
-                ),
+                "rank:count, calls:count, messages:count, sent:bytes, "
+                "collectives_ms=in collectives:ms, messages_ms=in messages:ms",
             ),
         },
     ),
@@ -245,45 +181,22 @@ SECTIONS: dict[str, Section] = {
         {
             "ranks": Table(
                 "By rank over the whole recording; workers are its DataLoader and other child processes.",
-                (
-                    RANK,
-                    Column("read", "read from disk", "bytes"),
-                    Column("read_per_s", "read/s", "bytes/s"),
-                    Column("workers_read_per_s", "workers' read/s", "bytes/s"),
-                    Column("written_per_s", "written/s", "bytes/s"),
-                    Column("reads_per_s", "reads/s", "number"),
-                    Column("read_size", "mean read", "bytes"),
-                    Column("file_s", "in file calls", "s"),
-                    Column("blocked", "blocked", "ratio"),
-                    Column("workers", "workers", "number"),
-                ),
+                "rank:count, read=read from disk:bytes, read_per_s=read/s:bytes/s, "
+                "workers_read_per_s=workers' read/s:bytes/s, written_per_s=written/s:bytes/s, "
+                "reads_per_s=reads/s:number, read_size=mean read:bytes, file_s=in file calls:s, "
+                "blocked:ratio, workers:number",
             ),
             "calls": Table(
                 "Calls on files of all ranks, by size: all of MPI-IO, others of MPI programs from 0.1 ms on.",
-                (
-                    Column("operation", "operation"),
-                    Column("least", "from", "bytes"),
-                    Column("most", "to", "bytes"),
-                    Column("ranks", "ranks", "count"),
-                    Column("calls", "calls", "count"),
-                    Column("total", "moved", "bytes"),
-                    Column("took_ms", "mean call", "ms"),
-                    Column("longest_ms", "longest", "ms"),
-                    Column("bandwidth", "while in it", "bytes/s"),
-                ),
+                "operation, least=from:bytes, most=to:bytes, ranks:count, calls:count, "
+                "total=moved:bytes, took_ms=mean call:ms, longest_ms=longest:ms, "
+                "bandwidth=while in it:bytes/s",
             ),
             "devices": Table(
                 "Disks and network file systems by node: the mean of the run, and the most between two samples.",
-                (
-                    NODE,
-                    Column("device", "device"),
-                    Column("mounted", "mounted at"),
-                    Column("read_per_s", "read/s", "bytes/s"),
-                    Column("best_read_per_s", "at best", "bytes/s"),
-                    Column("written_per_s", "written/s", "bytes/s"),
-                    Column("best_written_per_s", "at best", "bytes/s"),
-                    Column("busy", "busy", "ratio"),
-                ),
+                "node, device, mounted=mounted at, read_per_s=read/s:bytes/s, "
+                "best_read_per_s=at best:bytes/s, written_per_s=written/s:bytes/s, "
+                "best_written_per_s=at best:bytes/s, busy:ratio",
             ),
         },
     ),
@@ -292,35 +205,18 @@ SECTIONS: dict[str, Section] = {
         {
             "ranks": Table(
                 "Means over the recording. Waits are those of the training thread, and of all threads together.",
-                (
-                    RANK,
-                    Column("cpu", "CPUs used", "number"),
-                    Column("allowed", "allowed", "number"),
-                    Column("of_allowed", "of allowed", "ratio"),
-                    Column("workers_cpu", "workers' CPUs", "number"),
-                    Column("wait_for_cpu", "waits for CPU", "ratio"),
-                    Column("threads_waiting", "threads waiting", "number"),
-                    Column("threads", "threads", "count"),
-                    Column("faults_per_s", "disk faults/s", "number"),
-                    Column("preempted_per_s", "preempted/s", "number"),
-                    Column("memory", "peak memory", "bytes"),
-                ),
+                "rank:count, cpu=CPUs used:number, allowed:number, of_allowed=of allowed:ratio, "
+                "workers_cpu=workers' CPUs:number, wait_for_cpu=waits for CPU:ratio, "
+                "threads_waiting=threads waiting:number, threads:count, "
+                "faults_per_s=disk faults/s:number, preempted_per_s=preempted/s:number, "
+                "memory=peak memory:bytes",
             ),
             "nodes": Table(
                 "Means over the recording; pressure is the share of the time in which some task waited.",
-                (
-                    NODE,
-                    Column("cpus", "CPUs", "count"),
-                    Column("busy", "busy", "ratio"),
-                    Column("cpu_pressure", "CPU pressure", "ratio"),
-                    Column("memory_pressure", "memory pressure", "ratio"),
-                    Column("io_pressure", "I/O pressure", "ratio"),
-                    Column("memory", "peak memory", "bytes"),
-                    Column("memory_total", "of", "bytes"),
-                    Column("received_per_s", "received/s", "bytes/s"),
-                    Column("sent_per_s", "sent/s", "bytes/s"),
-                    Column("energy", "energy", "joules"),
-                ),
+                "node, cpus=CPUs:count, busy:ratio, cpu_pressure=CPU pressure:ratio, "
+                "memory_pressure=memory pressure:ratio, io_pressure=I/O pressure:ratio, "
+                "memory=peak memory:bytes, memory_total=of:bytes, received_per_s=received/s:bytes/s, "
+                "sent_per_s=sent/s:bytes/s, energy:joules",
             ),
         },
     ),
@@ -329,35 +225,18 @@ SECTIONS: dict[str, Section] = {
         {
             "gpus": Table(
                 "Means over the recording; memory is the peak, throttled the time in which a reason slowed the clocks.",
-                (
-                    Column("gpu", "GPU", ids=True),
-                    NODE,
-                    OF_RANKS,
-                    Column("busy", "busy", "ratio"),
-                    Column("sm", "SMs", "ratio"),
-                    Column("occupancy", "occupancy", "ratio"),
-                    Column("tensor", "tensor", "ratio"),
-                    Column("dram", "DRAM", "ratio"),
-                    Column("memory", "memory", "bytes"),
-                    Column("memory_total", "of", "bytes"),
-                    Column("power", "power", "watts"),
-                    Column("power_limit", "limit", "watts"),
-                    Column("clock", "clock", "hertz"),
-                    Column("clock_max", "highest", "hertz"),
-                    Column("throttled", "throttled", "ratio"),
-                    Column("temperature", "hottest", "celsius"),
-                    Column("pcie_in_per_s", "PCIe in", "bytes/s"),
-                    Column("pcie_out_per_s", "PCIe out", "bytes/s"),
-                    Column("nvlink_in_per_s", "NVLink in", "bytes/s"),
-                    Column("nvlink_out_per_s", "NVLink out", "bytes/s"),
-                    Column("energy", "energy", "joules"),
-                ),
+                "gpu=GPU:id, node, ranks, busy:ratio, sm=SMs:ratio, occupancy:ratio, tensor:ratio, "
+                "dram=DRAM:ratio, memory:bytes, memory_total=of:bytes, power:watts, "
+                "power_limit=limit:watts, clock:hertz, clock_max=highest:hertz, throttled:ratio, "
+                "temperature=hottest:celsius, pcie_in_per_s=PCIe in:bytes/s, "
+                "pcie_out_per_s=PCIe out:bytes/s, nvlink_in_per_s=NVLink in:bytes/s, "
+                "nvlink_out_per_s=NVLink out:bytes/s, energy:joules",
             )
         },
     ),
     "not_measured": Section(
         "Not measured",
-        {"what": Table("And why.", (Column("section", "section"), Column("what", "what"), Column("why", "why")))},
+        {"what": Table("And why.", "section, what, why")},
     ),
 }
 
