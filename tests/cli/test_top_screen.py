@@ -125,6 +125,16 @@ def table(lines: Sequence[str]) -> tuple[list[str], list[list[str]]]:
     return titles, [[word for word in row if not set(word) <= set("▁▂▃▄▅▆▇█ ")] for row in found if row]
 
 
+@pytest.mark.parametrize(
+    ("more", "command"),
+    [({}, "hindmost-runs/j"), ({"path": "runs/mine", "over": True}, "runs/mine")],
+)
+def test_advice_names_the_recording(more: dict[str, Any], command: str) -> None:
+    """A command can be copied from the screen: of a running job it has the path that `hindmost run` chooses."""
+    alone = {"kind": "insufficient_data", "ranks": [], "evidence": ["x"], "advice": ["`hindmost report RUN --explain`"]}
+    assert f"`hindmost report {command} --explain`" in " ".join(screen(job(1, alone, **more)))
+
+
 @pytest.mark.parametrize("size", [SMALL, LARGE])
 def test_one_rank_has_its_row_with_every_title_and_value_in_full(size: tuple[int, int]) -> None:
     """Loader workers' reads are the rank's; the network is that of its node, without the loopback device."""
@@ -358,3 +368,9 @@ def test_trouble_while_reading_is_shown_and_reading_goes_on() -> None:
         return meanwhile
 
     assert asyncio.run(asyncio.wait_for(seen(), 300)) <= 2  # a source that does not answer is asked once at a time
+
+
+def test_what_two_digits_do_not_show_is_no_other_zero() -> None:
+    """100 bytes a second read as none of them do."""
+    (read,) = (one for one in top_rows.COLUMNS["ranks"] if one.title == "read\nMB/s")
+    assert [top_rows.cell(read, {"read": value}) for value in (0.0, 100.0, 2e4)] == ["0", "0", "0.02"]

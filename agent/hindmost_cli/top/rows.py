@@ -41,9 +41,9 @@ class Column:
 
 
 def _number(value: float) -> str:
-    """Three digits, as many as a reader compares."""
+    """Three digits, as many as a reader compares; none of what these do not show."""
     size = abs(value)
-    return f"{value:,.0f}" if size >= 100 or value == 0 else f"{value:.1f}" if size >= 1 else f"{value:.2f}"
+    return f"{value:,.0f}" if size >= 100 or size < 0.005 else f"{value:.1f}" if size >= 1 else f"{value:.2f}"
 
 
 def _whole(value: float) -> str:

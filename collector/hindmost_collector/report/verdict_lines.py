@@ -114,9 +114,16 @@ def with_rendered(report: Mapping[str, Any], *, over: bool = False, path: str = 
         "waste": columns.waste(report),
         "path": path,
     }
-    fill = {"hindmost report RUN": f"hindmost report {path}"} | ({} if over else {"--job ID": f"--job {job}"})
-    shown = [filled(verdict, fill) for verdict in (rendered(report) if over else [*_over(report), *rendered(report)])]
+    found = rendered(report) if over else [*_over(report), *rendered(report)]
+    shown = [in_commands(one, job, path, over=over) for one in found]
     return {**report, **words, "rendered": [asdict(one) for one in shown], "overlap": overlap(report)}
+
+
+def in_commands(one: RenderedVerdict, job: str, path: str = "", *, over: bool = False) -> RenderedVerdict:
+    """The same with a job, and the recording at ``path``, in its commands: where that is not known, as ``hindmost run``
+    chooses it. One that is ``over`` has no job to name."""
+    fill = {} if over else {"--job ID": f"--job {job}"}
+    return filled(one, fill | {"hindmost report RUN": f"hindmost report {path or f'hindmost-runs/{job}'}"})
 
 
 def filled(one: RenderedVerdict, fill: Mapping[str, str]) -> RenderedVerdict:

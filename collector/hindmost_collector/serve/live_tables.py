@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import shlex
 import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,7 +15,7 @@ from hindmost_judge.verdict.schema import STOPS
 from hindmost_collector.live.jobs import Contact
 from hindmost_collector.report import columns, machine_tables
 from hindmost_collector.report.machine_tables import Cell, Cells, added_up, cell, machines
-from hindmost_collector.report.verdict_lines import of_verdict, rendered
+from hindmost_collector.report.verdict_lines import in_commands, of_verdict, rendered
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -34,10 +35,10 @@ def picture(
     **more: Any,
 ) -> dict[str, Any]:
     """All tables of one job. ``places`` are its ranks as in the table ``ranks`` of a run, ``last_steps`` by rank."""
-    job = more["job"]
+    job, path = more["job"], more.pop("path", "")
     rows = _ranks(report, places, last_steps, cells, job)
     nodes, gpus = machines(cells, rows)
-    verdicts = rendered(report) if report else []
+    verdicts = [in_commands(one, job, path, over=more.get("over", False)) for one in rendered(report)] if report else []
     shown = [
         {**vars(words), "ranks": list(one["ranks"])}
         for words, one in zip(verdicts, (report or {}).get("verdicts") or (), strict=True)
@@ -249,7 +250,7 @@ def recorded(path: Path, report: Mapping[str, Any] | None, now_ns: int) -> dict[
     over = run.meta.get("ended_ns") is not None
     ((newest_ns,),) = _rows(run.sql("select max(time_ns) from metrics"))
     age = {} if newest_ns is None else {"age_s": max(now_ns - newest_ns, 0) / 1e9}
-    return picture(report, places, steps, added_up(values), job=job, over=over, **age)
+    return picture(report, places, steps, added_up(values), job=job, over=over, path=shlex.quote(str(path)), **age)
 
 
 def _rows(table: Any) -> Iterable[tuple[Any, ...]]:

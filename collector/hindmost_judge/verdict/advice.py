@@ -124,7 +124,7 @@ def on(found: Verdict, run: Run) -> Verdict:
         return replace(found, advice=(of_transfers(run, found.ranks),))
     if found.kind == "input_bound":
         return replace(
-            found, advice=(f"{_LOAD_AHEAD[_by_torch(run)]}, use faster storage, or copy the data to the node",)
+            found, advice=(f"{_LOAD_AHEAD[by_torch(run)]}, use faster storage, or copy the data to the node",)
         )
     if found.kind not in _LATE:
         return found
@@ -139,7 +139,7 @@ def on(found: Verdict, run: Run) -> Verdict:
 _LOAD_AHEAD = {True: "use more DataLoader workers (num_workers)", False: "load batches ahead in a second thread"}
 
 
-def _by_torch(run: Run) -> bool:
+def by_torch(run: Run) -> bool:
     """Whether ranks load by torch's DataLoader, as far as their frameworks tell; they do where none is named."""
     frameworks = {str(name) for name in run.ranks["framework"].tolist()} - {""}
     return not frameworks or not frameworks.isdisjoint(_TORCH)

@@ -25,7 +25,7 @@ from hindmost_judge.stats.robust import median, or_zero
 from hindmost_judge.timeline import build_blocks, matching, phases
 from hindmost_judge.timeline.collective_calls import is_synchronising
 from hindmost_judge.verdict import missing_ranks
-from hindmost_judge.verdict.advice import in_python
+from hindmost_judge.verdict.advice import by_torch, in_python
 from hindmost_judge.verdict.schema import STOPS, insufficient
 from hindmost_judge.verdict.wording import ALONE, OLDER, ONE_ANSWER, ms, names, percent
 from hindmost_judge.whatif import savings
@@ -263,7 +263,8 @@ def polled(run: Run) -> tuple[str, str] | None:
 def _mark(run: Run) -> str:
     """How the steps of a job are recognised."""
     if in_python(run):
-        return "write `for batch in hindmost.steps(loader):`, or `with hindmost.step():` around each iteration"
+        loop = "`for batch in hindmost.steps(loader):`, or " if by_torch(run) else ""
+        return f"write {loop}`with hindmost.step():` around each iteration"
     return "call the same collective in each iteration: it shows where a step ends"
 
 
