@@ -4,9 +4,8 @@ All ranks are screened at once; only candidates are judged one by one. A segment
 if it is large, steady, later than healthy ranks differ, and passes the noise tests for small cohorts, for hosts whose
 pace changes, and for chance.
 
-With two others to compare with, a rank is set against the mean of both. Of three replicas, two that are late at once
-each hide half of the other's delay. Once one is known to be late, only the two others show what is usual; once two are,
-the third.
+Of three ranks two may be late at once, and the third then seems ahead. Where other steps, or a cause, show that it is
+not, the two are set against it.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ import numpy as np
 
 from hindmost_judge.blocks import Slowdown
 from hindmost_judge.causes import launch_bound, stopped, table, why_late
-from hindmost_judge.detect import nested_segments, uneven
+from hindmost_judge.detect import nested_segments
 from hindmost_judge.detect.nested_segments import SHORTEST, Layer
 from hindmost_judge.stats.robust import (
     FEW_RANKS,
@@ -42,7 +41,7 @@ if TYPE_CHECKING:
 
     from hindmost_judge.blocks import Blocks
     from hindmost_judge.settings import Settings
-    from hindmost_judge.types import Array, Floats, Ints
+    from hindmost_judge.types import Floats, Ints
 
 
 @dataclass(frozen=True)
@@ -305,24 +304,14 @@ def _healthy(ranks: int, left_out: Iterable[list[int]], least: int) -> Ints:
     return np.asarray(others[:: max(len(others) // SAMPLE, 1)])
 
 
-#: In a cohort of three each rank is set against the mean of the other two, so both seem ahead by half of one rank's
-#: delay.
-_TRIO = 3
-
-
 def _healthy_spread(ranks: _Ranks, row: int, held: Ints | slice) -> float:
     """How much healthy ranks differ in their typical delay in these steps, in which this one is late.
 
     In a large cohort, all but this rank count as healthy.
     """
-    delay, cohort = ranks.delay[:, held], ranks.blocks.cohort
+    delay = ranks.delay[:, held]
     healthy = _healthy_peers(ranks, row, delay)
-    typical = median(delay[healthy], axis=1)
-    names, often = np.unique(cohort, return_counts=True)
-    for name in names[often == _TRIO] if len(names) > 1 else ():
-        peers = cohort[healthy] == name
-        typical[peers] -= typical[peers].mean() if peers.any() else 0.0
-    return spread(typical)
+    return spread(median(delay[healthy], axis=1))
 
 
 def _margin_in_small_cohort(ranks: _Ranks, row: int, part: Floats, delay: Floats) -> float:
@@ -354,7 +343,7 @@ def _healthy_peers(ranks: _Ranks, row: int, delay: Floats) -> Ints:
     left_out = [ranks.suspects, pair, pair[:1]]
     if not ranks.shared and len(delay) - len(ranks.suspects) < _FEWEST:  # suspected for some steps, not these perhaps
         left_out.insert(1, sorted({*_late(ranks, delay), *pair}))
-    return _healthy(len(delay), left_out, 1 if ranks.blocks.apart else _FEWEST)
+    return _healthy(len(delay), left_out, 1 if len(delay) < FEW_RANKS else _FEWEST)
 
 
 def _late(ranks: _Ranks, delay: Floats) -> list[int]:
@@ -444,7 +433,7 @@ def _counted(late: int, count: int) -> float:
     """
     if late + 1 <= count // 2:
         return 1.0
-    return 2.0 if count % 2 == 0 else 1.5
+    return 2.0 if count % 2 == 0 else 1.0
 
 
 #: A segment of a rank in a small cohort must exceed the rank's level before and after by this many times its scatter
@@ -566,65 +555,65 @@ def steps_on_time(late: Floats, level: float, noise: float) -> int:
     return first if median(before) < level / 4 and median(after) >= level / 2 else 0
 
 
-#: Two of three ranks, each set against the mean of the other two, differ by this many times their real difference.
-_TIMES = 1.5
+#: Of so many ranks two that are late at once make the third seem ahead: delays alone do not tell which it is.
+_TRIO = 3
 
 
 def set_apart(blocks: Blocks, settings: Settings) -> Blocks:
-    """The blocks with such ranks as late as they are; the same where no two of three are late at once.
-
-    Of three ranks in all, who is late is seen against the middle one: one late rank then makes no other seem ahead.
-    Two are set apart only where something tells that they are slow, and not the third fast.
-    """
-    alone = blocks.pipeline is None and len(blocks.ranks) == _TRIO and blocks.lanes is None and blocks.turn == 1
-    if not _threes(blocks.cohort) or (blocks.pipeline is None and not alone):
+    """The blocks with ranks of three, where some are late, set against those that are not."""
+    if blocks.lanes is not None or blocks.turn > 1:
         return blocks
-    compared = replace(blocks, apart=alone)
-    seen = replace(compared, delay=(blocks.delay - median(blocks.delay, axis=0)) / _TIMES) if alone else blocks
-    known = _slowdowns_of_same_work(seen, settings)
-    compared = _compared_with_peers(compared, known, [1])
-    hidden = _slowdowns_of_same_work(compared, settings) if known or alone else []
-    if alone:
-        found = [*known, *hidden]
-        parts = [part for one in hidden for part in _slow_with_another(one, found, blocks, compared, settings)]
-        if _compared_with_peers(blocks, [*known, *parts], [2]) is blocks:
-            return blocks
-        return replace(_compared_with_peers(blocks, [*known, *parts], [1, 2]), apart=True)
-    rows = {slowdown.row for slowdown in known}
-    late = {int(blocks.cohort[row]) for row in rows}
-    hidden = [one for one in hidden if one.row not in rows and blocks.cohort[one.row] in late]
-    return _compared_with_peers(blocks, [*known, *hidden], [1, 2] if hidden else [2])
+    names, often = np.unique(blocks.cohort, return_counts=True)
+    for name in names[often == _TRIO]:
+        rows = np.flatnonzero(blocks.cohort == name)
+        for usual, first, stop in _usual_of_three(blocks, rows, settings):
+            blocks = _set_against(blocks, rows, usual, first, stop)
+    return blocks
 
 
-def _slow_with_another(
-    one: Slowdown, found: list[Slowdown], blocks: Blocks, compared: Blocks, settings: Settings
-) -> list[Slowdown]:
-    """The parts of a rank's slowdown in which another of three is late, too, and the third is not rather fast."""
-    spans = {(other.row, max(one.first, other.first), min(one.stop, other.stop)) for other in found}
-    parts = {span: replace(one, first=span[1], stop=span[2], outer=None, inner=()) for span in sorted(spans)}
-    edges = sorted({0, len(blocks.steps), *(at for each in found for at in (each.first, each.stop))})
-    return [
-        part
-        for (row, first, stop), part in parts.items()
-        if row != one.row
-        and stop - first >= SHORTEST
-        and (_slow_alone(part, row, edges, blocks) or _has_own_cause(part, row, compared, settings))
-    ]
+def _usual_of_three(blocks: Blocks, rows: Ints, settings: Settings) -> list[tuple[Ints, int, int]]:
+    """The ``rows`` that show what is usual in each segment [first, stop) in which others are late."""
+    smallest = settings.effect(_TRIO) * blocks.step_ns
+    delay = or_zero(blocks.delay[rows])
+    each = [nested_segments.segment_edges(delay[i] - delay[j], smallest) for i, j in ((0, 1), (0, 2), (1, 2))]
+    edges = sorted({edge for one in each for edge in one})
+    spans = [span for span in itertools.pairwise(edges) if span[1] - span[0] >= SHORTEST]
+    known = [_Segment(median(delay[:, a:b], axis=1), float(median(blocks.period[a:b]))) for a, b in spans]
+    found = []
+    for (first, stop), now in zip(spans, known, strict=True):
+        third, second, latest = np.argsort(now.late).tolist()
+        late, usual = float(now.late[second] - now.late[third]), rows[[third]]
+        one = Slowdown(int(rows[second]), first, stop, late, 0.0, 1.0, 0.0, 0.0)
+        if late < smallest:
+            usual = rows[[third, second]]
+        elif not any(_shows(late, (third, second, latest), now, then) for then in known):
+            compared = _set_against(blocks, rows, usual, first, stop)
+            usual = usual if _has_own_cause(one, int(rows[latest]), compared, settings) else rows[:0]
+        if len(usual) and now.late[latest] - now.late[third] >= smallest:
+            found.append((usual, first, stop))
+    return found
 
 
-def _slow_alone(one: Slowdown, other: int, edges: list[int], blocks: Blocks) -> bool:
-    """Whether steps without this slowdown show it: the rank was on time and changed alone, or was as late, alone."""
-    third = _TRIO - one.row - other
-    behind = (blocks.delay[one.row] - blocks.delay[[third, other]]) / _TIMES
-    late, beyond = median(behind[:, one.first : one.stop], axis=1).tolist()
-    for begin, end in itertools.pairwise(edges):
-        if end - begin < SHORTEST or one.first <= begin < one.stop:
-            continue
-        was, was_beyond = median(behind[:, begin:end], axis=1).tolist()
-        changed_alone = was < late / 2 <= abs(was_beyond - beyond)
-        if changed_alone or (was_beyond >= late / 2 and abs(was - late) < late / 2):
-            return True
-    return False
+@dataclass(frozen=True)
+class _Segment:
+    """How ``late`` [3] the ranks of a cohort are in a segment, and its typical step, ns."""
+
+    late: Floats
+    period: float
+
+
+def _shows(late: float, order: tuple[int, int, int], now: _Segment, then: _Segment) -> bool:
+    """Whether another segment shows that the second of three is slow, by so much, and not the third fast.
+
+    The second was on time there, in steps that are no longer: no other changed as much, or steps are longer since. Or
+    it was as late there, and alone.
+    """
+    third, second, latest = order
+    was, alone = then.late[second] - then.late[third], then.late[second] - then.late[latest]
+    longer = now.period - then.period
+    changed = max(longer, abs(alone - (now.late[second] - now.late[latest]))) >= late / 2
+    on_time = was < late / 2 and longer > -late / 2
+    return bool((on_time and changed) or (alone >= late / 2 and abs(was - late) < late / 2))
 
 
 def _has_own_cause(one: Slowdown, other: int, compared: Blocks, settings: Settings) -> bool:
@@ -635,43 +624,18 @@ def _has_own_cause(one: Slowdown, other: int, compared: Blocks, settings: Settin
     return why.cause != "unknown" and its.get(name, 0.0) < own.get(name, 0.0) / 2
 
 
-def _slowdowns_of_same_work(blocks: Blocks, settings: Settings) -> list[Slowdown]:
-    return find(uneven.levelled(blocks, settings, uneven.uncounted(blocks, settings)), settings)
-
-
-def _threes(cohort: Ints) -> list[Ints]:
-    """Rows of each cohort of three."""
-    names, often = np.unique(cohort, return_counts=True)
-    return [np.flatnonzero(cohort == name) for name in names[often == _TRIO]]
-
-
-def _compared_with_peers(blocks: Blocks, slowdowns: list[Slowdown], counts: list[int]) -> Blocks:
-    """The same with ranks of three set against who is not late, where so many of these are late at once."""
-    late = np.zeros(blocks.delay.shape, bool)
-    for slowdown in slowdowns:
-        late[slowdown.row, slowdown.first : slowdown.stop] = True
-    for rows in _threes(blocks.cohort):
-        during = late[rows] & np.isin(late[rows].sum(axis=0), counts)
-        if during.any():
-            blocks = _compared_trio(blocks, rows, during)
-    return blocks
-
-
-def _compared_trio(blocks: Blocks, rows: Ints, late: Array) -> Blocks:
-    """The same with three ``rows`` set against those of them that are not ``late`` [3, S]."""
-    delay, pipeline = blocks.delay.copy(), blocks.pipeline
-    delay[rows] = _of_trio(delay[rows], late)
+def _set_against(blocks: Blocks, rows: Ints, usual: Ints, first: int, stop: int) -> Blocks:
+    """The same with these ``rows`` set against the mean of some of them in steps [first, stop)."""
+    during, pipeline = (blocks.interval_step >= first) & (blocks.interval_step < stop), blocks.pipeline
+    delay = blocks.delay.copy()
+    delay[rows, first:stop] -= delay[usual, first:stop].mean(axis=0)
     if pipeline is None:
-        return replace(blocks, delay=delay, intervals=_of_trio(blocks.intervals, late[:, blocks.interval_step]))
-    work = pipeline.delay.copy()
-    of_rows = np.array([np.flatnonzero(pipeline.row == row) for row in rows])
-    work[of_rows] = _of_trio(work[of_rows], late[:, None, pipeline.steps])
+        intervals = blocks.intervals.copy()
+        intervals[np.ix_(rows, during)] -= intervals[np.ix_(usual, during)].mean(axis=0)
+        return replace(blocks, delay=delay, intervals=intervals)
+    work, held = pipeline.delay.copy(), (pipeline.steps >= first) & (pipeline.steps < stop)
+    of_row = {int(row): np.ix_(pipeline.row == row, held) for row in rows}
+    against = np.mean([work[of_row[int(row)]] for row in usual], axis=0)
+    for where in of_row.values():
+        work[where] -= against
     return replace(pipelined.by(blocks, replace(pipeline, delay=work)), delay=delay)
-
-
-def _of_trio(delay: Floats, late: Array) -> Floats:
-    """[3, …] delay: with one late rank, of the other two against each other; with two, of these against the third."""
-    rest, count = np.where(late, 0.0, delay).sum(axis=0), late.sum(axis=0)
-    against_third = np.where(late, (delay - rest) / _TIMES, 0.0)
-    against_other = np.where(late, delay, (2 * delay - rest) / _TIMES)
-    return np.where(count == _TRIO - 1, against_third, np.where(count == 1, against_other, delay))

@@ -19,7 +19,7 @@ import numpy as np
 
 from hindmost_judge.model import OTHER
 from hindmost_judge.stats import segmentation
-from hindmost_judge.stats.robust import FEW_RANKS, median, or_zero, peers_median, percentile, quantile
+from hindmost_judge.stats.robust import FEW_RANKS, median, or_zero, others_median, percentile, quantile
 from hindmost_judge.types import HostWait, Lanes
 
 if TYPE_CHECKING:
@@ -400,5 +400,5 @@ def paces(self_time: Floats, cohort: Ints) -> tuple[Floats, Floats]:
         members = np.flatnonzero(cohort == number)
         cohort_pace[members] = np.sort(self_time[members], axis=0)[(len(members) - 1) // 2]
         if len(members) > 1:
-            peer_pace[members] = peers_median(self_time[members])
+            peer_pace[members] = others_median(self_time[members])
     return peer_pace, cohort_pace

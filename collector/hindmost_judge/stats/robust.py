@@ -184,25 +184,30 @@ def with_peers(row: int, ranks: int, most: int) -> Array:
 
 
 def peers_median(block: Floats) -> Floats:
-    """[R, K] median of the *other* ranks in each column: what each rank is compared with.
+    """[R, K] what each rank is compared with: the middle one of an odd number of ranks.
 
-    Leaving oneself out matters with few ranks: of two, the median of both would hide half of any difference.
+    Of an even number, oneself is left out: of two, the median of both would hide half of any difference. Of an odd
+    number it is the middle of all: a mean of two peers, one of them late, would make healthy ranks seem ahead.
     """
     count = block.shape[0]
     if count < 2:
         return np.full_like(block, np.nan)
-    if count > CROWD:
+    if count > CROWD or (count % 2 and not np.isnan(block).any()):
         return np.broadcast_to(median(block, axis=0), block.shape)
-    if np.isnan(block).any():
-        return np.stack([median(np.delete(block, r, axis=0), axis=0) for r in range(count)])
-    order = np.argsort(block, axis=0, kind="stable")
-    ranked = np.take_along_axis(block, order, axis=0)
-    place = np.empty_like(order)
-    np.put_along_axis(place, order, np.arange(count)[:, None], axis=0)
-    low, high = (count - 2) // 2, (count - 1) // 2
-    lower = np.where(place > low, ranked[low], ranked[min(low + 1, count - 1)])
-    upper = np.where(place > high, ranked[high], ranked[min(high + 1, count - 1)])
-    return np.asarray((lower + upper) / 2)
+    ranked = np.sort(block, axis=0)  # NaN goes last
+    known = np.sum(~np.isnan(block), axis=0)
+    low = np.maximum(known - 1, 0) // 2
+    lower, upper = (np.take_along_axis(ranked, one[None], axis=0) for one in (low, np.minimum(low + 1, count - 1)))
+    alone = (known == 1) & ~np.isnan(block)
+    return np.where(alone, np.nan, np.where((known % 2 == 1) | (block > lower), lower, upper))
+
+
+def others_median(block: Floats) -> Floats:
+    """[R, K] median of the *other* ranks: a late rank's distance from it has no bias."""
+    count = block.shape[0]
+    if count > CROWD or count % 2 == 0:
+        return peers_median(block)
+    return np.stack([median(np.delete(block, r, axis=0), axis=0) for r in range(count)])
 
 
 def spread(values: Floats) -> float:

@@ -185,9 +185,6 @@ _LATE_INSIDE = 0.25
 
 #: One in this many of a cohort's earliest ranks may be ahead by chance: the next one is the baseline.
 _EARLY = 4
-#: In cohorts of odd size the baseline is the mean of the two middle peers, which exaggerates their difference by this
-#: factor.
-_MIDDLE = 1.5
 
 
 def behind_early_ranks(delay: Floats, cohort: Ints) -> Floats:
@@ -199,24 +196,8 @@ def behind_early_ranks(delay: Floats, cohort: Ints) -> Floats:
     for one in np.unique(cohort):
         rows = np.flatnonzero(cohort == one)
         if len(rows) > 1:
-            apart = _apart_from_another(delay[rows])
+            apart = delay[rows]
+            if len(rows) % 2 == 0:  # the earlier half are set against a later rank than the others
+                apart = np.where(apart > 0, apart, apart - np.sort(apart, axis=0)[len(rows) // 2 - 1])
             found[rows] = apart - np.sort(apart, axis=0)[(len(rows) - 1) // _EARLY]
-    return found
-
-
-def _apart_from_another(delay: Floats) -> Floats:
-    """[N, K] how far ranks are apart; each delay is against another median, since a rank is not its own peer."""
-    count = len(delay)
-    order = np.argsort(delay, axis=0, kind="stable")
-    ranked = np.take_along_axis(delay, order, axis=0)
-    lower = (count - 2) // 2 if count % 2 == 0 else count // 2 - 1  # the last that is against the later ranks' middle
-    apart = ranked - ranked[lower]
-    if count % 2 == 0:
-        apart[lower + 1 :] = ranked[lower + 1 :]
-    else:
-        above = lower + 1 + min(1, count - lower - 2)
-        apart[lower + 1 : above + 1] /= _MIDDLE
-        apart[above + 1 :] = apart[above] + ranked[above + 1 :] - ranked[above]
-    found: Floats = np.empty_like(apart)
-    np.put_along_axis(found, order, apart, axis=0)
     return found

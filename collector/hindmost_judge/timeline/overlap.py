@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_judge.stats.robust import MAD_TO_SIGMA, median, or_zero, peers_median, quantile, spread
+from hindmost_judge.stats.robust import FEW_RANKS, MAD_TO_SIGMA, median, or_zero, peers_median, quantile, spread
 from hindmost_judge.timeline.matching import QUEUED_NS, traded
 
 if TYPE_CHECKING:
@@ -307,7 +307,8 @@ def overlapped_delay(late: Floats, self_time: Floats, starts: Ints) -> Floats:
     """
     position = np.arange(late.shape[1]) - np.repeat(starts, np.diff(np.append(starts, late.shape[1])))
     places = [position == place for place in range(position.max() + 1)]
-    level = np.maximum(late, 0.0) if len(places) > 1 else late
+    usual = np.fmin.reduce(late, axis=0) if len(late) < FEW_RANKS else 0.0  # of few ranks the middle one may be late
+    level = np.maximum(late - usual, 0.0) if len(places) > 1 else late
     # Means, for a rank that is late in a part of the run only has a median of nothing at every place.
     typical = np.stack([or_zero(level[:, held]).mean(axis=1) for held in places], axis=1)
     typical[:, [held.sum() < _USUAL * len(starts) for held in places]] = 0.0
