@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,7 @@ BACKLOG = 30_000
 
 def cut_link(folder: Path, seconds: float) -> dict[str, Any]:
     """The link is cut for so long, then restored: nothing is lost, nothing is doubled."""
-    scene = Scene(folder, patience_s=seconds + PATIENCE_S)
-    try:
+    with closing(Scene(folder, patience_s=seconds + PATIENCE_S)) as scene:
         scene.start_ranks(STEADY)
         scene.moves_on()
         _cut(scene, seconds)
@@ -27,14 +27,11 @@ def cut_link(folder: Path, seconds: float) -> dict[str, Any]:
         scene.until(lambda: scene.last_step() > before, "what was spooled is stored")
         scene.moves_on()
         return {**_whole(settled(scene)), "cut_seconds": seconds, "spooled_bytes": spooled}
-    finally:
-        scene.close()
 
 
 def kill_collector(folder: Path, times: int = 2) -> dict[str, Any]:
     """The collector is killed and started again on its run directory, more than once."""
-    scene = Scene(folder)
-    try:
+    with closing(Scene(folder)) as scene:
         scene.start_ranks(STEADY)
         for _ in range(times):
             scene.moves_on()
@@ -44,14 +41,11 @@ def kill_collector(folder: Path, times: int = 2) -> dict[str, Any]:
             scene.start_collector()
         scene.moves_on()
         return {**_whole(settled(scene)), "kills": times}
-    finally:
-        scene.close()
 
 
 def fill_spool(folder: Path, size: str = "1MiB") -> dict[str, Any]:
     """The link is cut until the spool has dropped its oldest; from then on there is room, and nothing more is lost."""
-    scene = Scene(folder, "--spool-size", size)
-    try:
+    with closing(Scene(folder, "--spool-size", size)) as scene:
         scene.start_ranks(FLOOD)
         scene.moves_on()
         scene.link.cut()
@@ -66,14 +60,11 @@ def fill_spool(folder: Path, size: str = "1MiB") -> dict[str, Any]:
         assert result["samples"]["dropped"].keys() == {"spool_full"}, result
         assert result["steps"]["missing"] > 0, result
         return {**result, "spool_size": size}
-    finally:
-        scene.close()
 
 
 def kill_agent(folder: Path, times: int = 2) -> dict[str, Any]:
     """The agent is killed and started again on its spool, while training goes on; once with the link cut."""
-    scene = Scene(folder)
-    try:
+    with closing(Scene(folder)) as scene:
         scene.start_ranks(STEADY)
         for number in range(times):
             scene.moves_on()
@@ -84,14 +75,11 @@ def kill_agent(folder: Path, times: int = 2) -> dict[str, Any]:
             scene.link.mend()
         scene.moves_on()
         return {**_whole(settled(scene)), "kills": times}
-    finally:
-        scene.close()
 
 
 def leave_undelivered(folder: Path) -> dict[str, Any]:
     """The collector is gone when the job ends: the agent keeps what it holds, and the next one delivers it."""
-    scene = Scene(folder)
-    try:
+    with closing(Scene(folder)) as scene:
         scene.start_ranks(STEADY)
         scene.moves_on()
         scene.kill(scene.collector)
@@ -104,14 +92,11 @@ def leave_undelivered(folder: Path) -> dict[str, Any]:
         last = scene.deliver()
         scene.end_collector()
         return {**_whole(compared(scene, written, last)), "kept_by_the_first_agent": first["kept"]}
-    finally:
-        scene.close()
 
 
 def everything_at_once(folder: Path, seconds: float) -> dict[str, Any]:
     """The link is cut, both are killed behind it, and it comes back while what was on the way arrives late."""
-    scene = Scene(folder, patience_s=seconds + PATIENCE_S)
-    try:
+    with closing(Scene(folder, patience_s=seconds + PATIENCE_S)) as scene:
         scene.start_ranks(STEADY)
         scene.moves_on()
         _cut(scene, seconds)
@@ -125,8 +110,6 @@ def everything_at_once(folder: Path, seconds: float) -> dict[str, Any]:
         scene.start_collector()
         scene.moves_on()
         return {**_whole(settled(scene)), "cut_seconds": seconds}
-    finally:
-        scene.close()
 
 
 def _cut(scene: Scene, seconds: float) -> None:
