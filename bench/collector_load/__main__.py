@@ -1,4 +1,4 @@
-"""How many nodes one collector carries: simulated agents, real gRPC on loopback, and other servers for comparison.
+"""How many nodes one collector carries: simulated agents, real gRPC on loopback, and a bare server for comparison.
 
 Each agent has a connection of its own and sends what the real agent of a node of 8 GPUs does, byte for byte: a message
 every two seconds with two ticks of 340 samples, in a dozen blocks, and of 8 ranks two steps with five phases and twenty
@@ -8,11 +8,9 @@ user and system time, all threads, with store and detection; the agents run in a
 the machine shifts lag, not CPU. Compaction merges what 16 flushes of ten seconds wrote, so a run of minutes has it:
 ``upkeep_s`` is the CPU time that it took, ``compacted_ratio`` how much of what is stored it has merged.
 ``secured`` is a collector of `hindmost run` over several hosts: TLS, and a token of the agents' job. ``bare`` is a
-grpc.aio server with the collector's settings that looks into no message, the floor of any collector in Python;
-``plain`` is what one would write first: gRPC as it comes, a message a second, a block and a ``prometheus_client`` gauge
-a sample, nothing stored.
+grpc.aio server with the collector's settings that looks into no message, the floor of any collector in Python.
 
-    python -m bench.collector_load --agents 64 256 1024 --bare 64 256 1024 --plain 16 --seconds 40 --runs 3 -o FILE
+    python -m bench.collector_load --agents 64 256 1024 --bare 64 256 1024 --seconds 40 --runs 3 -o FILE
 """
 
 import argparse
@@ -92,14 +90,13 @@ def measure(server: str, count: int, seconds: int, pages: int = 0) -> dict[str, 
             own += made.collector_options
             secret = (made.folder / "secret").read_text().strip()
             environ = {**ENVIRONMENT, **made.variables(elsewhere=True)}
-        command = own if server in OWN else ["-m", "bench.collector_load", "--serve", server]
+        command = own if server in OWN else ["-m", "bench.collector_load", "--serve"]
         started = subprocess.Popen([sys.executable, *command], stdout=subprocess.PIPE, text=True, env=ENVIRONMENT)
         assert started.stdout
         addresses = json.loads(started.stdout.readline())
         load = ["-m", "bench.collector_load", "--generate", addresses["grpc"]]
         settle = SETTLE_S + count * SETTLE_AGENT_S * (HANDSHAKE if server == "secured" else 1)
         load += ["--agents", str(count), "--seconds", str(seconds), "--settle", str(settle)]
-        load += ["--samples"] if server == "plain" else []
         client = subprocess.Popen([sys.executable, *load], stdout=subprocess.PIPE, text=True, env=environ)
         try:
             assert client.stdout
@@ -165,7 +162,6 @@ def main() -> None:
         "--secured", type=int, nargs="*", default=[], help="agents at the collector with TLS and a token"
     )
     parser.add_argument("--bare", type=int, nargs="*", default=[], help="agents at the bare server")
-    parser.add_argument("--plain", type=int, nargs="*", default=[], help="agents at the plain server")
     parser.add_argument("--pages", type=int, default=0, help="pages that are open in browsers meanwhile")
     parser.add_argument("--seconds", type=int, default=40)
     parser.add_argument("--runs", type=int, default=1, help="how often to measure each, one round after the other")
@@ -174,24 +170,23 @@ def main() -> None:
     parser.add_argument("--generate", metavar="ADDRESS", help=argparse.SUPPRESS)
     parser.add_argument("--first", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--settle", type=float, default=SETTLE_S, help=argparse.SUPPRESS)
-    parser.add_argument("--samples", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--serve", choices=("plain", "bare"), help=argparse.SUPPRESS)
+    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.serve:
         from bench.collector_load import servers  # noqa: PLC0415 - gRPC is set up when it is loaded
 
-        asyncio.run(servers.serve(args.serve))
+        asyncio.run(servers.serve())
     elif args.generate:
         from bench.collector_load import agents  # noqa: PLC0415 - the same
 
         count = args.agents[0]
         world = (args.first + count) * agents.RANKS
-        load = agents.Load(count, args.settle, args.seconds, args.first, world, args.samples)
+        load = agents.Load(count, args.settle, args.seconds, args.first, world)
         work = agents.generate(args.generate, load)
         print(json.dumps(asyncio.run(work)))
     else:
         began = circumstances()
-        plan = [("bare", args.bare), ("hindmost", args.agents), ("secured", args.secured), ("plain", args.plain)]
+        plan = [("bare", args.bare), ("hindmost", args.agents), ("secured", args.secured)]
         each = [(server, count) for server, counts in plan for count in counts]
         found = []
         for server, count in each * args.runs:

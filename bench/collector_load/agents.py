@@ -53,14 +53,14 @@ def packed(number: int, column: Any) -> bytes:
 
 
 class Agent:
-    """One simulated node. With ``plain`` it sends every sample as a message of its own, a batch a second.
+    """One simulated node.
 
     Batches are put together from columns, which costs a fraction of what the agent's ``Builder`` takes for its rows and
     gives the same bytes (tests/bench/test_collector_load.py).
     """
 
-    def __init__(self, number: int, world: int, plain: bool = False) -> None:
-        self.number, self.plain = number, plain
+    def __init__(self, number: int, world: int) -> None:
+        self.number = number
         self.sequence = self.acked = 0
         self.node = f"node{number:05}"
         builder = packing.Builder(self.node)
@@ -100,13 +100,6 @@ class Agent:
         self.sequence += 1
         new = [self._definitions.pop(ref) for ref in (*refs, *self._refs) if ref in self._definitions]
         return [*new, packing.message(self.sequence, [content])]
-
-    def sample_by_sample(self, now: int) -> bytes:
-        """One second's samples, each a block of its own."""
-        self.sequence += 1
-        values = self._values[: round(node.samples_a_second())].tolist()
-        blocks = (wire.MetricBlock(schema=1, time_ns=[now], values=[value]) for value in values)
-        return wire.AgentMessage(batch=wire.Batch(sequence=self.sequence, metrics=blocks)).SerializeToString()
 
     def _metrics(self, step: int, now: int, ticks: int) -> tuple[bytes, list[int]]:
         """``(blocks, references)`` of what is due in these ticks: slow samplers have ticks of their own, as the
@@ -208,11 +201,10 @@ async def _live(agent: Agent, life: _Life, load: Load, began: float) -> None:
     offset = (agent.number * 0.6180339887) % 1.0 * TICKS
     try:
         while step < end:
-            ticks = 1 if agent.plain else min(life.ticks, end - step)
+            ticks = min(life.ticks, end - step)
             step += ticks
             await asyncio.sleep(max(began + step - TICKS + offset - time.monotonic(), 0))
-            now = time.monotonic_ns()
-            made = [agent.sample_by_sample(now)] if agent.plain else agent.messages(step - ticks, now, ticks)
+            made = agent.messages(step - ticks, time.monotonic_ns(), ticks)
             for message in made[:-1]:
                 await life.write(message)
             await life.write(made[-1], batch=True)
@@ -270,14 +262,13 @@ class _Life:
 
 class Load(NamedTuple):
     """How many agents; how long they take to connect and to define what they send, and then send; the first one's
-    number; the ranks of the job; whether they send sample by sample."""
+    number; the ranks of the job."""
 
     count: int
     settle: float
     seconds: int
     first: int
     world: int
-    plain: bool
 
     @property
     def lead(self) -> int:
@@ -291,7 +282,7 @@ class Load(NamedTuple):
 
 async def generate(address: str, load: Load) -> dict[str, Any]:
     """Run agents; how much was sent and acknowledged, and the CPU time of sending after they had settled."""
-    agents = [Agent(load.first + number, load.world, load.plain) for number in range(load.count)]
+    agents = [Agent(load.first + number, load.world) for number in range(load.count)]
     print("ready", flush=True)
     gate = asyncio.Semaphore(_AT_ONCE)
     began = time.monotonic() + load.settle - load.lead

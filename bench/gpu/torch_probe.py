@@ -5,11 +5,10 @@
     python bench/gpu/torch_probe.py --part host                # some of it
     python bench/gpu/torch_probe.py --device cpu --part host --hooks python    # without the hooks in C
 
-Four parts, in one process that is observed as `hindmost run` would have it:
+Three parts, in one process that is observed as `hindmost run` would have it:
 
 phases    gpu_forward, gpu_backward, gpu_optimizer of the same steps from the probe and from the profiler's kernels
 overhead  time of a GPU-bound step of about 30 ms with the hooks in and out by turns, on the GPU's clock: step_cost.py
-us_each   what the hooks are made of, each alone in a loop
 host      what the probe takes of a step of a tiny model, which the host bounds, and of what: host_cost.py
 """
 
@@ -24,7 +23,6 @@ import statistics
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import host_cost
@@ -36,7 +34,7 @@ from profile_trace import Trace
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-PARTS = ("phases", "overhead", "us_each", "host")
+PARTS = ("phases", "overhead", "host")
 
 
 def observed(hooks: str) -> None:
@@ -135,67 +133,6 @@ def compare_phases(training: Training, steps: int) -> dict[str, Any]:
     return result
 
 
-def breakdown(device: str) -> dict[str, float]:
-    """us of each thing that hooks are made of, and of all hooks of a step without GPU events and system calls."""
-    stepping = importlib.import_module("hindmost.stepping")
-    recorder, usage = stepping.attached, importlib.import_module("hindmost.step_sampling").Usage()
-    name, event = recorder.ring.name("bench"), recorder.ring.event
-    found = {
-        "clock": each(recorder.clock),
-        "ring_event": each(lambda: event(6, name, 0, 0)),
-        "ring_enter_leave": each(lambda: (recorder.ring.enter(20, 2, name, 1), recorder.ring.leave(20))),
-        "usage": each(usage.read),
-        "process_time": each(time.process_time_ns),
-        "measured_step_cost_assumed": recorder.sampling._cost_ns / 1e3,
-        "measured_every": recorder.sampling._mask + 1,
-        "hooks_of_a_step": each(hooks_alone(recorder)),
-    }
-    if device == "cuda":
-        cuda = importlib.import_module("torch").cuda
-        first, second = cuda.Event(enable_timing=True), cuda.Event(enable_timing=True)
-        found |= {
-            "cuda_event_create_record": each(lambda: cuda.Event(enable_timing=True).record()),
-            "cuda_event_record": each(first.record),
-            "cuda_capturing": each(cuda.is_current_stream_capturing),
-        }
-        second.record()
-        cuda.synchronize()
-        found |= {"cuda_event_query": each(second.query), "cuda_elapsed": each(lambda: first.elapsed_time(second))}
-    return found
-
-
-def hooks_alone(recorder: Any) -> Any:
-    """A step of hooks around nothing, into the same ring, in C where that is built; without system calls."""
-    native, python = (importlib.import_module(f"hindmost.probes.torch_{name}") for name in ("native", "hooks"))
-    sampling = importlib.import_module("hindmost.step_sampling").StepSampling(recorder.clock, lambda: (0, -1))
-    quiet = importlib.import_module("hindmost.recorder").Recorder(recorder.ring, sampling=sampling)
-    torch = importlib.import_module("torch")
-    hooks = native.native_hooks(torch, quiet, None) or python.Hooks(torch, quiet, None)
-    batch = [torch.zeros(4, 4)]
-    functions = SimpleNamespace(fetch=lambda _: batch, backward=lambda _: None)
-    for name in vars(functions):
-        hooks.surround(functions, name, name)
-
-    def step() -> None:
-        functions.fetch(batch)
-        functions.backward(batch)
-        hooks.step_begins(batch)
-        hooks.step_ends(batch)
-
-    return step
-
-
-def each(call: Any, times: int = 5000) -> float:
-    """us a call, the best of five rounds."""
-    rounds = []
-    for _ in range(5):
-        start = time.perf_counter()
-        for _ in range(times // 5):
-            call()
-        rounds.append((time.perf_counter() - start) / (times // 5))
-    return 1e6 * min(rounds)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path)
@@ -236,7 +173,6 @@ def parts(torch: Any, args: argparse.Namespace) -> dict[str, Callable[[], Any]]:
         found["overhead"] = lambda: overhead(torch, args.seconds)
     tiny = Training(args.device, 64, 1, 2, 8, batches=8192)  # a step that begins an epoch is another than the rest
     tiny.steps(200)
-    found["us_each"] = lambda: breakdown(args.device)
     found["host"] = lambda: host_cost.compared(torch, tiny.step, tiny.synchronize, args.seconds)
     return found
 
