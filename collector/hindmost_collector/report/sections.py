@@ -337,7 +337,7 @@ def shown(found: Sections, chosen: Chosen | None = None) -> list[Shown]:
     tables = []
     for name, section in SECTIONS.items():
         for key, table in section.tables.items():
-            whole = (found.get(name) or {}).get(key) or []
+            whole = [row for row in (found.get(name) or {}).get(key) or () if _says(row, table.columns[1:])]
             held = [row for row in whole if chosen is None or chosen.has(table, row)]
             if key == "fault" and held:
                 tables.append(_side_by_side(held, section.title))
@@ -346,6 +346,11 @@ def shown(found: Sections, chosen: Chosen | None = None) -> list[Shown]:
             if held and used:
                 tables.append(Shown(name, key, section.title, table.about, used, held, len(whole) - len(held)))
     return tables
+
+
+def _says(row: Mapping[str, Any], rest: Iterable[Column]) -> bool:
+    """Whether a row has more than its name: what was not measured has a table of its own."""
+    return any(row.get(column.key) is not None for column in rest)
 
 
 def _side_by_side(held: list[dict[str, Any]], title: str) -> Shown:

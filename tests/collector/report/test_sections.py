@@ -317,3 +317,14 @@ def test_a_report_without_sections_is_read_as_before() -> None:
     assert markdown.render(report).startswith("# hindmost")
     assert json.loads(brief.render(report))["pace"] is None
     assert "<html" in document.of_report(report)
+
+
+def test_a_row_that_has_only_its_name_is_not_shown() -> None:
+    """What was not measured is listed once, with why."""
+    run, found, report = judged("straggler")
+    made = section_rows.of(run, report, found.overview)
+    (table,) = (one for one in sections.shown(made) if one.name == "if_free")
+    unknown = [row["without"] for row in made["limits"]["if_free"] if row["step_ms"] is None]
+    assert unknown
+    assert not {*unknown} & {row["without"] for row in table.rows}
+    assert {*unknown} <= {row["what"].removeprefix("the step if ") for row in made["not_measured"]["what"]}
