@@ -72,9 +72,8 @@ def render(
     """
     page = console(width, color)
     request = _Request(report, None if ranks is None else list(ranks), explain, path, wanted, titled, page.width)
-    for part in _PARTS:
-        for one in part(request):
-            page.print(one, soft_wrap=isinstance(one, _Command))
+    for one in _lines(request):
+        page.print(one, soft_wrap=isinstance(one, _Command))
     return written(page)
 
 
@@ -139,23 +138,33 @@ class _Request:
         return evidence + len(self.report["verdicts"]) - len(self.verdicts)
 
 
-def _title(request: _Request) -> Iterator[RenderableType]:
+def _lines(request: _Request) -> Iterator[RenderableType]:
+    """The report from the top; what has nothing to say has no line."""
+    report, job = request.report, request.report["job"]
     if request.titled:
-        yield _text(one_line(columns.title(request.report)), "bold")
-
-
-def _end(request: _Request) -> Iterator[RenderableType]:
-    """How the job failed."""
-    job = request.report["job"]
+        yield _text(one_line(columns.title(report)), "bold")
     if job.get("ended"):
         yield labelled("ENDED", job["ended"], "bold red")
     if job.get("to_do"):
         yield labelled("DO", job["to_do"])
-
-
-def _limit_before(request: _Request) -> Iterator[RenderableType]:
     if request.limit_first:
-        yield from _limit(request.report, also=False)
+        yield from _limit(report, also=False)
+    yield from _verdicts(request)
+    if found := overlap(report):
+        yield labelled("NOTE", found, "dim")
+    known = columns.bound_by(report)
+    if not request.end_alone and not request.limit_first and (request.explain or known):
+        yield from _limit(report, also=request.costs and known)
+    if not request.end_alone:
+        yield from _pace(report)
+    for at, line in enumerate(columns.waste(report) if request.explain else ()):
+        yield labelled("" if at else "WASTE", line)
+    for note in request.shown_notes:
+        yield labelled("NOTE", note, "dim")
+    yield from _more(request)
+    if request.ranks is not None or not request.end_alone:  # no column shows a stop
+        yield from _ranks(request)
+    yield from _sections(request)
 
 
 def _verdicts(request: _Request) -> Iterator[RenderableType]:
@@ -170,35 +179,12 @@ def _verdicts(request: _Request) -> Iterator[RenderableType]:
             yield _verdict(one, request.width, request.explain)
 
 
-def _overlap(request: _Request) -> Iterator[RenderableType]:
-    if found := overlap(request.report):
-        yield labelled("NOTE", found, "dim")
-
-
-def _limit_after(request: _Request) -> Iterator[RenderableType]:
-    known = columns.bound_by(request.report)
-    if not request.end_alone and not request.limit_first and (request.explain or known):
-        yield from _limit(request.report, also=request.costs and known)
-
-
-def _pace(request: _Request) -> Iterator[RenderableType]:
+def _pace(report: Mapping[str, Any]) -> Iterator[RenderableType]:
     """The job's pace, and settings to try."""
-    if request.end_alone:
-        return
-    if pace := sections.in_one_line(request.report.get("sections") or {}):
+    if pace := sections.in_one_line(report.get("sections") or {}):
         yield labelled("PACE", pace)
-    for setting in _settings(request.report)[:_ADVICE]:
+    for setting in _settings(report)[:_ADVICE]:
         yield labelled("TRY", f"{setting['set']} ({setting['found']})")
-
-
-def _waste(request: _Request) -> Iterator[RenderableType]:
-    for at, line in enumerate(columns.waste(request.report) if request.explain else ()):
-        yield labelled("" if at else "WASTE", line)
-
-
-def _notes(request: _Request) -> Iterator[RenderableType]:
-    for note in request.shown_notes:
-        yield labelled("NOTE", note, "dim")
 
 
 def _more(request: _Request) -> Iterator[RenderableType]:
@@ -212,9 +198,7 @@ def _more(request: _Request) -> Iterator[RenderableType]:
 
 
 def _ranks(request: _Request) -> Iterator[RenderableType]:
-    """The table of ranks, what its columns mean, and how many ranks it leaves out; no column shows a stop."""
-    if request.ranks is None and request.end_alone:
-        return
+    """The table of ranks, what its columns mean, and how many ranks it leaves out."""
     report = request.report
     rows, left_out = columns.choose(report, request.ranks)
     titles, cells = columns.table(rows, request.width, columns.deciding(report), columns.of_fault(report))
@@ -236,23 +220,6 @@ def _sections(request: _Request) -> Iterator[RenderableType]:
         if table.left_out and request.ranks is None:
             yield Text(f"{table.left_out:,} more rows are not shown: --format csv has all", "dim")
         title = table.title
-
-
-#: What a report consists of, from the top; a part that has nothing to say has no line.
-_PARTS = (
-    _title,
-    _end,
-    _limit_before,
-    _verdicts,
-    _overlap,
-    _limit_after,
-    _pace,
-    _waste,
-    _notes,
-    _more,
-    _ranks,
-    _sections,
-)
 
 
 def _is_prose(table: sections.Shown) -> bool:

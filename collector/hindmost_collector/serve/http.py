@@ -169,7 +169,8 @@ class _Handler(BaseHTTPRequestHandler):
         route = ROUTES.get(url.path)
         if visitor.anonymous:
             route = _ready_or_not if url.path == "/readyz" else route
-        answer = route(self.endpoints, query) if route else _unknown()
+        served = f"served here: {' '.join(ROUTES)}\n".encode()
+        answer = route(self.endpoints, query) if route else Answer(HTTPStatus.NOT_FOUND, _TEXT, served)
         if url.path == "/api/jobs" and not visitor.sees_all:
             shown = [job for job in self.endpoints.jobs() if self._sees(visitor, job["id"])]
             answer = answer._replace(body=json.dumps(shown).encode())
@@ -226,7 +227,7 @@ class _Handler(BaseHTTPRequestHandler):
             (one["id"] for one in self.endpoints.jobs() if self._sees(visitor, one["id"])), None
         )
         if job is None or not self._sees(visitor, job):
-            return Answer(HTTPStatus.NOT_FOUND, _JSON, b'{"error":"no such job"}')
+            return _json(None)
         query["job"] = job
         return None
 
@@ -314,40 +315,25 @@ def _page(_: Endpoints, __: dict[str, str]) -> Answer:
     return Answer(HTTPStatus.OK, _HTML, body, gzipped=True, scripts=f"'nonce-{nonce}'")
 
 
-def _metrics(endpoints: Endpoints, _: dict[str, str]) -> Answer:
-    return Answer(HTTPStatus.OK, CONTENT_TYPE, endpoints.metrics())
+def _json(found: Any, missing: str = "no such job") -> Answer:
+    if found is None:
+        return Answer(HTTPStatus.NOT_FOUND, _JSON, json.dumps({"error": missing}, separators=(",", ":")).encode())
+    return Answer(HTTPStatus.OK, _JSON, json.dumps(found).encode())
 
 
 def _report(endpoints: Endpoints, query: dict[str, str]) -> Answer:
     report = endpoints.report(query.get("job"))
     if report is None:
-        return Answer(HTTPStatus.NOT_FOUND, _JSON, b'{"error":"no report yet"}')
+        return _json(None, "no report yet")
     from hindmost_collector.report.verdict_lines import with_rendered  # noqa: PLC0415 - heavy, and only needed once a page is open
 
-    path = endpoints.live.path(report["job"]["id"]) if endpoints.live else ""
-    return Answer(HTTPStatus.OK, _JSON, json.dumps(with_rendered(report, path=path)).encode())
-
-
-def _newest(endpoints: Endpoints, query: dict[str, str]) -> Answer:
-    found = endpoints.newest(query.get("job"))
-    if found is None:
-        return Answer(HTTPStatus.NOT_FOUND, _JSON, b'{"error":"no such job"}')
-    return Answer(HTTPStatus.OK, _JSON, json.dumps(found).encode())
-
-
-def _jobs(endpoints: Endpoints, _: dict[str, str]) -> Answer:
-    return Answer(HTTPStatus.OK, _JSON, json.dumps(endpoints.jobs()).encode())
-
-
-def _state(endpoints: Endpoints, query: dict[str, str]) -> Answer:
-    state = endpoints.live.state(query.get("job")) if endpoints.live else {"state": "waiting"}
-    return Answer(HTTPStatus.OK, _JSON, json.dumps(state).encode())
+    return _json(with_rendered(report, path=endpoints.live.path(report["job"]["id"]) if endpoints.live else ""))
 
 
 def _live(endpoints: Endpoints, query: dict[str, str]) -> Answer:
     body = endpoints.live.answer(query.get("of", ""), query) if endpoints.live else None
     if body is None:
-        return Answer(HTTPStatus.NOT_FOUND, _JSON, b'{"error":"no such job, or nothing of that name"}')
+        return _json(None, "no such job, or nothing of that name")
     return Answer(HTTPStatus.OK, _JSON, body, gzipped=True)
 
 
@@ -356,10 +342,6 @@ def _stored(endpoints: Endpoints, query: dict[str, str]) -> Answer:
     if body is None:
         return Answer(HTTPStatus.NOT_FOUND, _TEXT, b"no report of such a job is stored here\n")
     return Answer(HTTPStatus.OK, _HTML, gzip.compress(body, 1), gzipped=True)
-
-
-def _healthy(_: Endpoints, __: dict[str, str]) -> Answer:
-    return Answer(HTTPStatus.OK, _TEXT, b"ok\n")
 
 
 def _ready(endpoints: Endpoints, _: dict[str, str]) -> Answer:
@@ -373,26 +355,21 @@ def _ready(endpoints: Endpoints, _: dict[str, str]) -> Answer:
 
 def _ready_or_not(endpoints: Endpoints, _: dict[str, str]) -> Answer:
     """Without the reasons, which name paths and hosts."""
-    reason = endpoints.ready()
-    return Answer(
-        HTTPStatus.SERVICE_UNAVAILABLE if reason else HTTPStatus.OK, _TEXT, b"not ready\n" if reason else b"ready\n"
-    )
-
-
-def _unknown() -> Answer:
-    return Answer(HTTPStatus.NOT_FOUND, _TEXT, f"served here: {' '.join(ROUTES)}\n".encode())
+    return _ready(endpoints, _)._replace(body=b"not ready\n" if endpoints.ready() else b"ready\n")
 
 
 ROUTES: dict[str, Callable[[Endpoints, dict[str, str]], Answer]] = {
     "/": _page,
     "/report": _stored,
-    "/metrics": _metrics,
+    "/metrics": lambda endpoints, _: Answer(HTTPStatus.OK, CONTENT_TYPE, endpoints.metrics()),
     "/api/report": _report,
-    "/api/jobs": _jobs,
-    "/api/newest": _newest,
-    "/api/state": _state,
+    "/api/jobs": lambda endpoints, _: _json(endpoints.jobs()),
+    "/api/newest": lambda endpoints, query: _json(endpoints.newest(query.get("job"))),
+    "/api/state": lambda endpoints, query: _json(
+        endpoints.live.state(query.get("job")) if endpoints.live else {"state": "waiting"}
+    ),
     "/api/live": _live,
-    "/healthz": _healthy,
+    "/healthz": lambda *_: Answer(HTTPStatus.OK, _TEXT, b"ok\n"),
     "/readyz": _ready,
 }
 

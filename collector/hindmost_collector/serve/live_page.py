@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import shlex
 import threading
 import time
 from collections import OrderedDict
@@ -138,22 +137,13 @@ class LivePage:
         stack = job.window.stack(rank)
         return {"rank": rank, "gauges": data.of_gauges(job.history, rank), "stack": stack}
 
-    def _communication(self, job: LiveJob, _: Mapping[str, str]) -> Any:
-        return data.of_communication(job.snapshot(self._parts.decoder.words)())
-
-    def _machines(self, job: LiveJob, _: Mapping[str, str]) -> Any:
-        return self.tables.machines(job)
-
-    def _events(self, job: LiveJob, _: Mapping[str, str]) -> Any:
-        return list(job.events)
-
     _ANSWERS: Mapping[str, Callable[[LivePage, LiveJob, Mapping[str, str]], Any]] = {
         "report": _report,
         "steps": _steps,
         "rank": _rank,
-        "communication": _communication,
-        "machines": _machines,
-        "verdicts": _events,
+        "communication": lambda self, job, _: data.of_communication(job.snapshot(self._parts.decoder.words)()),
+        "machines": lambda self, job, _: self.tables.machines(job),
+        "verdicts": lambda _, job, __: list(job.events),
     }
 
     def jobs(self) -> list[dict[str, Any]]:
@@ -171,11 +161,12 @@ class LivePage:
             recent = listed(STORED)
         except (OSError, ValueError):  # readiness says what is wrong with the store
             return []
-        self._rows = {key: self._rows.get(key) or self._stored_row(key[0]) for key in recent}
+        self._rows = {
+            (name, written): self._rows.get((name, written))
+            or stored_row(name, self._json(name, "meta.json") or {}, self._json(name, "report.json"))
+            for name, written in recent
+        }
         return list(self._rows.values())
-
-    def _stored_row(self, name: str) -> dict[str, Any]:
-        return stored_row(name, self._json(name, "meta.json") or {}, self._json(name, "report.json"))
 
     def stored_user(self, name: str) -> str | None:
         """Who ran a stored job; None where that is not known."""
@@ -192,8 +183,7 @@ class LivePage:
 
     def path(self, name: str) -> str:
         """Where a job is recorded, as commands take it; empty where it is not."""
-        store = self._parts.recorder.store
-        return shlex.quote(store.place(name)) if store else ""
+        return self.tables.path(name)
 
     def report_page(self, name: str) -> bytes | None:
         """The page of a job that is over, as it was stored; None where there is none."""

@@ -128,7 +128,12 @@ class LiveTables:
         heard = {"age_s": _seconds(contact.age_ns(job)), "lost": sorted(contact.lost_of(job))}
         judged = {"awaits": job.awaits, "judged_s": job.judged_s(now)}
         more: dict[str, Any] = {"over": job.over, "jobs": shown, "time_ns": now, **heard, **judged}
-        return picture(job.report, *_of(job), cells, job=job.id, **more)
+        return picture(job.report, *_of(job), cells, job=job.id, path=self.path(job.id), **more)
+
+    def path(self, job: str) -> str:
+        """Where a job is recorded, as commands take it; empty where it is not."""
+        store = self._parts.recorder.store
+        return shlex.quote(store.place(job)) if store else ""
 
     def machines(self, job: LiveJob) -> dict[str, Any]:
         """What the page shows of the nodes and GPUs of a job."""

@@ -57,6 +57,7 @@ class Node:
             definitions=self.definitions,
             clock=SimpleNamespace(now=lambda: 20 * SECOND),
             ingest=SimpleNamespace(agents={}),
+            recorder=SimpleNamespace(store=None),
         )
         self.parts, self.agents, self.job, self.page = parts, parts.ingest.agents, job, LivePage(parts)
         self.tables = self.page.tables
