@@ -104,12 +104,12 @@ def with_rendered(report: Mapping[str, Any], *, over: bool = False, path: str = 
     Of a job that is ``over`` it begins with the costliest verdict, though that had an end, too. ``path`` is the
     recording's in commands, as a shell takes it; where it is not known, that which ``hindmost run`` chooses.
     """
-    bound = "; ".join(filter(None, (columns.bound(report), columns.on_bound(report))))
     job = report["job"]["id"]
     path = path or f"hindmost-runs/{job}"
     words = {
         "title": columns.title(report),
-        "bound": bound,
+        "bound": columns.bound(report),
+        "bound_do": columns.on_bound(report),
         "bound_first": columns.limits_more(report),
         "waste": columns.waste(report),
         "path": path,

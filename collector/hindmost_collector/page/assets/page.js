@@ -303,8 +303,9 @@ function showVerdicts() {
   if (shown.length > 3) cards.push(fold(shown.length - 3 + " more verdicts", shown.slice(3).map(verdictCard), "more verdicts"));
   if (!report) cards.push(emptyCard());
   if (report && report.overlap) cards.push(make("p", report.overlap, "soft"));
-  const limit = report && report.bound ? labelled("LIMITED BY", report.bound, true) : null;
-  if (limit && report.bound_first) cards.unshift(limit); else if (limit) cards.push(limit);
+  const limit = report && report.bound ? [labelled("LIMITED BY", report.bound, true)] : [];
+  if (limit.length && report.bound_do) limit.push(labelled("Do", report.bound_do, true));
+  cards.splice(report && report.bound_first ? 0 : cards.length, 0, ...limit);
   find("verdicts").replaceChildren(...cards);
   const said = shown.map(one => one.head + " " + one.what).join(". ");
   if (report && spoken !== null && said !== spoken) setText(find("spoken"), said);
@@ -391,10 +392,10 @@ const COLUMNS = [
   { key: "rank", name: "rank" },
   { key: "node", name: "node", left: true },
   { key: null, name: "where a step goes", left: true },
-  { key: "delay", name: "delay" },
-  { key: "wait", name: "mean wait" },
-  { key: "caused", name: "caused wait" },
-  { key: "last", name: "last to arrive" },
+  { key: "delay", name: "delay", about: "how much later than its peers a rank is with its own work, a step" },
+  { key: "wait", name: "mean wait", about: "for ranks that arrive later, a step" },
+  { key: "caused", name: "caused wait", about: "how long the others wait for this rank, a step; a fix saves what its verdict costs" },
+  { key: "last", name: "last to arrive", about: "in that share of collectives" },
 ];
 const OLD = { wait: "wait_ms", caused: "caused_wait_ms", last: "share_last" };
 let order = [], rowOf = new Map(), pending = null, drawnRows = [0, 0];
@@ -484,6 +485,7 @@ function showHead() {
       cell.scope = "col";
       if (!column.key) return cell;
       const button = cell.appendChild(make("button", column.name));
+      button.title = column.about || "";
       button.type = "button";
       button.onclick = () => sortBy(column.key);
       return cell;
