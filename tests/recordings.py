@@ -10,12 +10,15 @@ import tarfile
 from collections.abc import Callable
 from functools import cache, lru_cache
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 from hindmost_collector.recordings.load import load
 from hindmost_judge.judge import judge
 from hindmost_judge.model import Run
 from hindmost_judge.verdict.schema import Report
+
+T = TypeVar("T")
 
 OURS = Path(__file__).resolve().parent / "fixtures/recordings"
 _NEXT_TO_THE_TREE = Path(__file__).resolve().parents[2] / "shared"
@@ -46,22 +49,26 @@ shared: list[Path] = []
 @cache
 def judged(path: Path) -> Report:
     """Its report, which several tests may read."""
-    return judged_once(f"{path.parent.name}-{path.name}", lambda: load(path))
+    return judged_once(f"{path.parent.name}-{path.name}", lambda: recorded(path))
 
 
 def judged_once(name: str, make: Callable[[], Run]) -> Report:
     """The report on the run of this name: made by the first worker of these tests that asks for it."""
-    with (shared[0] / f"{name}.report").open("a+b") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        file.seek(0)
-        if not file.read(1):
-            pickle.dump(judge(make()), file)
-        file.seek(0)
-        report: Report = pickle.load(file)  # noqa: S301 - written above, by us
-    return report
+    return _made_once(f"{name}.report", lambda: judge(make()))
 
 
 @lru_cache(maxsize=1)
 def recorded(path: Path) -> Run:
-    """It itself, for tests of one recording that stand together."""
-    return load(path)
+    """It itself, read by the first worker that asks for it. Tests of one recording stand together."""
+    return _made_once(f"{path.parent.name}-{path.name}.run", lambda: load(path))
+
+
+def _made_once(name: str, make: Callable[[], T]) -> T:
+    with (shared[0] / name).open("a+b") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.seek(0)
+        if not file.read(1):
+            pickle.dump(make(), file)
+        file.seek(0)
+        one: T = pickle.load(file)  # noqa: S301 - written above, by us
+    return one
