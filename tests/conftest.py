@@ -38,7 +38,9 @@ SLOWEST = ROOT / ".cache" / "slowest-tests.txt"
 gc.disable()
 
 # How long an example takes is not what any test says, and each run tries the same ones: none fails by chance.
-settings.register_profile("ours", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "ours", max_examples=30, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("ours")
 
 

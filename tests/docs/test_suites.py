@@ -40,7 +40,8 @@ def test_one_hash_is_renewed() -> None:
 
 
 TESTS = Path(__file__).parents[1]
-FOLDERS = {name: {name} for name in ("torch", "clickhouse", "kubernetes", "cluster", "browser")}
+FOLDERS = {name: {name} for name in ("torch", "clickhouse", "kubernetes", "browser")}
+FOLDERS["cluster"] = {"cluster", "security"}
 
 
 @pytest.mark.parametrize("mark", FOLDERS)

@@ -85,8 +85,9 @@ def test_clocks_that_are_apart_change_nothing(
 def test_numbers_of_ranks_may_have_gaps(layout: str, cause: str) -> None:
     """Of a job that lost ranks, or that shares its numbers with another: two of three numbers name no rank."""
     run, gaps = recorded(layout, cause, 0.3, 25, seed=2), range(0, 24, 3)
-    assert reported(renamed(run, gaps)) == reported(run, tuple(gaps))
-    assert any(3 in verdict.ranks for verdict in judge(run).verdicts)
+    known = reported(run, tuple(gaps))
+    assert reported(renamed(run, gaps)) == known
+    assert any(gaps[3] in ranks for _, ranks, *_ in known)
 
 
 @every_layout

@@ -36,7 +36,7 @@ from hypothesis import strategies as st
 from tests.security.conftest import hello_of
 
 pytest.importorskip("yaml")
-EXAMPLES = int(os.environ.get("HINDMOST_FUZZ_EXAMPLES", "150"))
+EXAMPLES = int(os.environ.get("HINDMOST_FUZZ_EXAMPLES", "60"))
 FIXED = settings(
     max_examples=EXAMPLES,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture],

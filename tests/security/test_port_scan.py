@@ -12,6 +12,8 @@ import pytest
 
 from tests.security.listeners import listening
 
+pytestmark = pytest.mark.cluster
+
 LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
 #: A job whose ranks are here, and one whose batch system has given it a second host, which this one reaches.
 JOB = [sys.executable, "-c", "import sys; sys.stdin.read()"]

@@ -92,7 +92,6 @@ REGULAR = st.tuples(st.sampled_from([(5, 3), (4,), (8, 3), (5, 4, 4)]), st.lists
 )
 
 
-@settings(max_examples=100)
 @given(portions=st.lists(st.tuples(st.one_of(st.lists(EVENTS, max_size=40), REGULAR), st.booleans()), max_size=5))
 def test_columns_are_the_rows_of_one_event_after_the_other(
     portions: list[tuple[Sequence[ring.Event], bool]],
@@ -146,7 +145,7 @@ def test_operations_of_many_names_keep_them() -> None:
 
 
 @pytest.mark.parametrize("capacity", [64])
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rounds=st.lists(st.integers(0, 150), max_size=6))
 def test_overwritten_calls_break_the_gap_and_are_counted(tmp_path: Path, capacity: int, rounds: list[int]) -> None:
     """However a ring wraps between two reads: what is read is in order, and no gap spans what was lost."""

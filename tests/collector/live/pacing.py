@@ -1,6 +1,8 @@
 """Jobs that are watched on a controlled clock, whose judging takes a set time."""
 
 import asyncio
+import atexit
+import functools
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -42,6 +44,14 @@ async def turn(watch: Watch) -> None:
     await watch.through()
 
 
+@functools.cache
+def _loop() -> asyncio.AbstractEventLoop:
+    """One for all: each has a thread of its own, and some jobs are asked for each second."""
+    made = asyncio.new_event_loop()
+    atexit.register(made.close)
+    return made
+
+
 class Paced:
     """Jobs that send data all the time.
 
@@ -70,7 +80,7 @@ class Paced:
 
     def until(self, seconds: float) -> list[tuple[float, str]]:
         """What was judged, and when, up to then."""
-        asyncio.run(self._until(BEGAN + seconds))
+        _loop().run_until_complete(self._until(BEGAN + seconds))
         found, self.judged = self.judged, []
         return found
 

@@ -179,7 +179,7 @@ def test_what_was_seen_to_begin_is_never_said_to_be_older() -> None:
     assert not [line for one in held for line in one["evidence"] if line.startswith(OLDER)]
 
 
-LAYOUTS: dict[str, dict[str, int]] = {"dp": {}, "tp_dp": {"tensor": 2}, "pp_dp": {"pipeline": 2}}
+LAYOUTS: dict[str, dict[str, int]] = {"dp": {}, "pp_dp": {"pipeline": 2}}
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

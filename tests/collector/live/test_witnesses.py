@@ -25,8 +25,8 @@ FSDP = Scenario(RANKS, STEPS, layout="fsdp", stretches=10, seed=4)
 SLOW = 85
 
 
-def reports(scenario: Scenario, limit: int = ROWS, *, newest: bool = False) -> Iterator[tuple[Run, Report]]:
-    """What a collector judges, and says, after each ten seconds of a job; of its newest steps only, where wanted."""
+def reports(scenario: Scenario, limit: int = ROWS) -> Iterator[tuple[Run, Report]]:
+    """What a collector judges, and says, after each ten seconds of a job, and at last of its newest steps only."""
     job, definitions = Job.of(scenario), Definitions()
     decoder, clock, live = Decoder(definitions), NodeClock(0, 10**18), LiveJob(job.name, 0)
     live.window.bound(limit)
@@ -41,32 +41,34 @@ def reports(scenario: Scenario, limit: int = ROWS, *, newest: bool = False) -> I
             run = live.reported_snapshot(decoder.words)()
             report = judge(run)
             live.report = report.to_dict()
-            seen = live.newest(decoder.words) if newest else None
-            yield (run, report) if seen is None else (seen(), judge(seen()))
+            yield run, report
+    seen = live.newest(decoder.words)
+    assert seen is not None
+    yield seen(), judge(seen())
 
 
 @pytest.fixture(scope="module")
 def healthy() -> tuple[Run, Report]:
     """The last window of a healthy job, and the report on it."""
-    *_, last = reports(FSDP)
+    *_, last, _ = reports(FSDP)
     return last
 
 
-@pytest.mark.parametrize("newest", [False, True], ids=["window", "newest steps"])
-def test_a_rank_that_becomes_slow_is_named_though_few_ranks_are_judged_by_collectives(newest: bool) -> None:
-    """It waits less than the others do, and so becomes one of those few."""
+def test_a_rank_that_becomes_slow_is_named_though_few_ranks_are_judged_by_collectives() -> None:
+    """It waits less than the others do, and so becomes one of those few: in the window and in the newest steps."""
     slow = replace(FSDP, faults=(Fault("compute", (SLOW,), 0.05, 20),))
-    *_, (run, report) = reports(slow, newest=newest)
-    assert run.witnesses is not None
-    assert len(run.witnesses) < RANKS / 2
-    assert [(verdict.kind, verdict.ranks) for verdict in report.verdicts] == [("straggler", (SLOW,))]
-    assert len(report.ranks) == RANKS or newest
+    *_, window, newest = reports(slow)
+    for run, report in (window, newest):
+        assert run.witnesses is not None
+        assert len(run.witnesses) < RANKS / 2
+        assert [(verdict.kind, verdict.ranks) for verdict in report.verdicts] == [("straggler", (SLOW,))]
+    assert len(window[1].ranks) == RANKS
 
 
 def test_what_a_slow_rank_costs_is_about_what_all_collectives_tell() -> None:
     """Its peers in the sample are as its peers in the job."""
     slow = replace(FSDP, faults=(Fault("compute", (SLOW,), 0.1),))
-    *_, (_, report) = reports(slow)
+    *_, (_, report), _ = reports(slow)
     whole = judge(simulate(slow).run)
     assert report.verdicts[0].cost_ms_per_step == pytest.approx(whole.verdicts[0].cost_ms_per_step, rel=0.15)
 
@@ -91,7 +93,7 @@ def test_a_window_has_enough_steps_of_its_witnesses_and_bounded_rows(healthy: tu
 def test_a_job_of_parts_with_too_few_steps_of_collectives_is_unsure() -> None:
     """Who waits for whom within a part is not known of a sample: no rank is cleared by its phases alone."""
     parts = Scenario(RANKS, STEPS, layout="tp_dp", tensor=8, stretches=10, seed=4)
-    *_, (run, report) = reports(parts, ROWS // 4)
+    *_, (run, report), _ = reports(parts, ROWS // 4)
     assert run.witnesses is None
     (one,) = report.verdicts
     assert one.kind == "insufficient_data"

@@ -57,16 +57,25 @@ def verdicts(folder: Path) -> list[Any]:
     ]
 
 
+@pytest.fixture(scope="module")
+def together(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    """The verdicts on a job of one rhythm whose clocks are together."""
+    folder = tmp_path_factory.mktemp("together")
+    for rank in range(4):
+        write_steps(folder, rank, rhythm(1))
+    return verdicts(folder)
+
+
 @pytest.mark.parametrize("offset", [DAY, -DAY, -HOUR])
 @pytest.mark.parametrize("rank", [0, 3])
 @pytest.mark.parametrize("ppm", [0.0, 100.0, -100.0])
-def test_steps_in_one_rhythm_are_of_one_job(tmp_path: Path, rank: int, offset: int, ppm: float) -> None:
+def test_steps_in_one_rhythm_are_of_one_job(
+    tmp_path: Path, together: list[Any], rank: int, offset: int, ppm: float
+) -> None:
     """The verdict is that of clocks which are together; a note says whose was set right, and by how much."""
     for one in range(4):
-        write_steps(tmp_path, one, rhythm(1))
-    together = verdicts(tmp_path)
+        write_steps(tmp_path, one, rhythm(1), **{"offset": offset, "ppm": ppm} if one == rank else {})
     assert together[0][:2] == ("straggler", (3,))
-    write_steps(tmp_path, rank, rhythm(1), offset=offset, ppm=ppm)
     assert verdicts(tmp_path) == together
     way = "ahead of" if offset > 0 else "behind"
     note = f"rank {rank}'s clock is {abs(offset) / 1e9:,.0f} s {way} the others': corrected by their common operations."

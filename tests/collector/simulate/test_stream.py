@@ -147,7 +147,7 @@ def test_a_job_that_stops_is_named_live(tmp_path: Path, cause: str) -> None:
 def test_every_fault_is_reported_from_what_a_collector_was_sent(tmp_path: Path, cause: str) -> None:
     """The rank with its cause, or a network that became slow, as from a run directory."""
     fault = Fault(cause, (5,), 0.2, onset=30 if cause == "network" else 0)
-    collected(tmp_path / "run", Scenario(ranks=16, steps=64, seed=5, layout="fsdp", faults=(fault,)))
+    collected(tmp_path / "run", Scenario(ranks=8, steps=64, seed=5, layout="fsdp", faults=(fault,)))
     (verdict,) = judge(load(tmp_path / "run")).verdicts
     who = ("slow_link", ()) if cause == "network" else ("straggler", (5,))
     assert (verdict.kind, verdict.ranks, verdict.cause) == (*who, cause)

@@ -103,9 +103,9 @@ _COMPUTED = ("compute", "gpu_contention", "workload")
 
 
 def faulty(cause: str) -> Scenario:
-    """A job of 16 ranks with one fault, from step 40 on where it has to begin."""
+    """A job of 8 ranks with one fault, from step 40 on where it has to begin."""
     onset = 40 if cause in _WITHOUT_CAUSE else 0
-    return Scenario(16, 80, seed=4, layout="fsdp", faults=(Fault(cause, (5,), 0.12, onset=onset),))
+    return Scenario(8, 80, seed=4, layout="fsdp", faults=(Fault(cause, (5,), 0.12, onset=onset),))
 
 
 @pytest.mark.parametrize("cause", CAUSES)

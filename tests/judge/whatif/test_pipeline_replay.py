@@ -107,7 +107,6 @@ def _in_one_kernel(run: Run) -> Run:
         (PIPELINE, 6),
         (replace(PIPELINE, microbatches=8), 14),
         (replace(PIPELINE, ranks=4, pipeline=2, microbatches=8), 0),
-        (replace(PIPELINE, ranks=32, pipeline=8, microbatches=8), 11),
     ],
 )
 def test_a_receive_in_one_kernel_with_a_send_ends_when_its_message_was_taken(scenario: Scenario, rank: int) -> None:
