@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What the agent costs a node: CPU share of one core and resident memory, compared with two alternatives.
+"""What the agent costs a node: CPU share of one core and resident memory, next to node_exporter.
 
     python bench/agent_cost.py [--seconds 60] [--rounds 3] [--out bench/results/agent_cost.json]
 
@@ -9,7 +9,6 @@ training processes of its own (10 steps a second each, 7 phases and a collective
     agent 1 Hz, 10 Hz    hindmost agent, streaming to a hindmost collector in a process of its own
     secured 1 Hz         hindmost agent with TLS and a token
     listening 1 Hz       hindmost agent with --listen alone, no collector, scraped once a second as node_exporter is
-    psutil 1 Hz          the same node and process values through psutil, nothing sent
     node_exporter 1 Hz   Prometheus' node_exporter, scraped once a second (where it is installed)
     also 1 Hz            with --also DIR: the agent of another checkout of hindmost
 
@@ -58,20 +57,6 @@ while True:
     step += 1
 """
 
-PSUTIL = """
-import sys, time, psutil
-ranks = [psutil.Process(int(pid)) for pid in sys.argv[1:]]
-next_ = time.monotonic()
-while True:
-    psutil.cpu_times(); psutil.cpu_stats(); psutil.getloadavg(); psutil.virtual_memory(); psutil.swap_memory()
-    psutil.disk_io_counters(perdisk=True); psutil.net_io_counters(pernic=True)
-    for rank in ranks:
-        with rank.oneshot():
-            rank.cpu_times(); rank.memory_info(); rank.num_threads(); rank.num_ctx_switches(); rank.io_counters()
-    next_ += 1
-    time.sleep(max(next_ - time.monotonic(), 0))
-"""
-
 
 class Watched:
     """A process whose CPU time and memory are measured from ``mark`` on."""
@@ -118,9 +103,6 @@ class Bench:
             self.said = json.loads(process.stdout.readline())
         return process
 
-    def python(self, code: str, *args: str) -> subprocess.Popen[str]:
-        return self.start(sys.executable, "-c", code, *args)
-
     def hindmost(self, *args: str) -> subprocess.Popen[str]:
         return self.start(sys.executable, "-m", "hindmost", *args, ready=True)
 
@@ -163,12 +145,13 @@ def paths(checkout: Path) -> str:
     return ":".join(str(checkout / part) for part in ("agent", "collector", "proto"))
 
 
-def rings(bench: Bench, name: str) -> tuple[Path, list[str]]:
+def rings(bench: Bench, name: str) -> Path:
     """Four training processes of their own for each agent: an agent owns the rings that it reads."""
     folder = bench.folder / name
     folder.mkdir()
-    ranks = [bench.python(RANK, str(folder), str(rank)) for rank in range(4)]
-    return folder, [str(rank.pid) for rank in ranks]
+    for rank in range(4):
+        bench.start(sys.executable, "-c", RANK, str(folder), str(rank))
+    return folder
 
 
 def free_port() -> int:
@@ -202,17 +185,17 @@ def _measure(bench: Bench, seconds: float, also: Path | None) -> dict[str, dict[
         "--exit-when-stdin-closes",
     )  # fmt: skip
     secured = bench.said["grpc"]
-    first, pids = rings(bench, "rings-1")
-    second, _ = rings(bench, "rings-10")
-    watched = {"agent 1 Hz": bench.agent("1s", first), "agent 10 Hz": bench.agent("100ms", second)}
+    watched = {
+        "agent 1 Hz": bench.agent("1s", rings(bench, "rings-1")),
+        "agent 10 Hz": bench.agent("100ms", rings(bench, "rings-10")),
+    }
     secret = {**made.variables(elsewhere=False), "HINDMOST_TOKEN_FILE": str(made.folder / "secret")}
     plain, bench.environ = bench.environ, {**bench.environ, **secret}
-    watched["secured 1 Hz"] = bench.agent("1s", rings(bench, "rings-secured")[0], secured)
+    watched["secured 1 Hz"] = bench.agent("1s", rings(bench, "rings-secured"), secured)
     bench.environ = plain
     if also:
-        watched["also 1 Hz"] = bench.agent_of(also, rings(bench, "rings-also")[0])
-    watched["listening 1 Hz"], own_port = bench.listening(rings(bench, "rings-listening")[0])
-    watched["psutil 1 Hz"] = Watched(bench.python(PSUTIL, *pids))
+        watched["also 1 Hz"] = bench.agent_of(also, rings(bench, "rings-also"))
+    watched["listening 1 Hz"], own_port = bench.listening(rings(bench, "rings-listening"))
     exporter = shutil.which("prometheus-node-exporter") or shutil.which("node_exporter")
     port = free_port()
     if exporter:
