@@ -4,7 +4,7 @@ The agents of bench/collector_load are made in a process of their own. What they
 its store and its judge, by a clock that the bench moves on. So other work on the machine changes what a second costs
 only as far as it takes caches, and two versions can be compared on a busy machine: run them in turns.
 
-    python -m bench.collector_stages [--agents 1024] [--settle 40] [--seconds 40] [--profile STAGE]
+    python -m bench.collector_stages [--agents 1024] [--settle 40] [--seconds 40]
 
 ``receive`` is the parsing of messages and the answers to them, ``gather`` what each tick moves to windows, counters and
 recorder, ``flush`` the writing of segments, ``judge`` all evaluations. ``tick_ms`` is the mean of a gathering, and
@@ -15,16 +15,15 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import cProfile
 import gc
 import json
 import multiprocessing
 import os
-import pstats
 import resource
 import tempfile
 import time
 from collections import defaultdict
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,40 +59,15 @@ def send(count: int, end: int, out: Connection) -> None:
         at += TICK_S
 
 
-class Stages:
-    """CPU seconds of the process by stage, from ``begin`` on."""
-
-    def __init__(self, profiled: str) -> None:
-        self.spent: dict[str, float] = defaultdict(float)
-        self.profiler = cProfile.Profile(time.process_time)
-        self._profiled = profiled
-
-    def begin(self) -> None:
-        """Forget what was before."""
-        self.spent.clear()
-        self.profiler = cProfile.Profile(time.process_time)
-
-    def run(self, name: str) -> Any:
-        """A context whose CPU time counts as this stage's."""
-        return _Stage(self, name, self.profiler if name == self._profiled else None)
+@contextmanager
+def timed(spent: dict[str, float], stage: str) -> Iterator[None]:
+    """Add the CPU time of what is done within to this stage's."""
+    began = time.process_time()
+    yield
+    spent[stage] += time.process_time() - began
 
 
-class _Stage:
-    def __init__(self, stages: Stages, name: str, profiler: cProfile.Profile | None) -> None:
-        self._stages, self._name, self._profiler = stages, name, profiler
-
-    def __enter__(self) -> None:
-        self._began = time.process_time()
-        if self._profiler:
-            self._profiler.enable()
-
-    def __exit__(self, *_: object) -> None:
-        if self._profiler:
-            self._profiler.disable()
-        self._stages.spent[self._name] += time.process_time() - self._began
-
-
-async def measured(count: int, settle: int, seconds: int, profiled: str, source: Connection) -> dict[str, Any]:
+async def measured(count: int, settle: int, seconds: int, source: Connection) -> dict[str, Any]:
     """Feed a collector for so many simulated seconds after it has settled."""
     from hindmost_collector.collector import Collector  # noqa: PLC0415 - not in the agents' process
     from hindmost_collector.live.evaluation_schedule import Judging, share_of  # noqa: PLC0415
@@ -105,7 +79,7 @@ async def measured(count: int, settle: int, seconds: int, profiled: str, source:
         collector = Collector(Options(), ParquetStore(Path(directory), single=False))
         collector.clock._monotonic_ns = lambda: int(now * 1e9)
         collector.watch._judging = collector.judging = Judging(1.5, share_of(2), lambda: now)
-        ingest, stages = collector.ingest, Stages(profiled)
+        ingest, spent = collector.ingest, defaultdict[str, float](float)
         every = [await ingest.greet(ingest.inbox.parsed(hello).hello) for hello in source.recv()]
         for _ in every:
             ingest.inbox._bytes = 0
@@ -114,28 +88,28 @@ async def measured(count: int, settle: int, seconds: int, profiled: str, source:
         ticks, last_flush, judged = int((settle + seconds) / TICK_S), 0.0, 0
         for tick in range(ticks):
             if tick == int(settle / TICK_S):
-                stages.begin()
+                spent.clear()
                 held.clear()
                 judged = _reports(collector)
             messages = source.recv()
             now += TICK_S
-            with stages.run("receive"):
+            with timed(spent, "receive"):
                 for number, raw in messages:
                     agent, outbox = every[number]
                     await ingest.handle(agent, outbox, ingest.inbox.parsed(raw))
                     outbox.clock_reply(int(now * 1e9), int(now * 1e9), with_ack=True)
                     for message in outbox.drain():
                         message.SerializeToString()
-            with stages.run("gather"):
+            with timed(spent, "gather"):
                 began = len(held), time.thread_time()
                 for _ in collector.gathering():
                     held.append(time.thread_time() - began[1] - sum(held[began[0] :]))
                 held.append(time.thread_time() - began[1] - sum(held[began[0] :]))
             if now - last_flush >= collector.options.flush_period:
                 last_flush = now
-                with stages.run("flush"):
+                with timed(spent, "flush"):
                     await collector.flush()
-            with stages.run("judge"):
+            with timed(spent, "judge"):
                 for _ in range(LOOKS):
                     await collector.watch.round()
                     await collector.watch.through()
@@ -143,21 +117,15 @@ async def measured(count: int, settle: int, seconds: int, profiled: str, source:
         report: Any = job.report or {"verdicts": []}
         return {
             "agents": count,
-            "cpu_of_a_core": {name: round(stages.spent[name] / seconds, 4) for name in STAGES},
+            "cpu_of_a_core": {name: round(spent[name] / seconds, 4) for name in STAGES},
             "tick_part_ms": [round(1e3 * one, 1) for one in np.quantile(held, (0.5, 0.9, 0.99))],
             "tick_ms": round(1e3 * sum(held) / (seconds / TICK_S), 1),
-            "sum": round(sum(stages.spent.values()) / seconds, 4),
+            "sum": round(sum(spent.values()) / seconds, 4),
             "peak_rss_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10,
             "rss_mib": int(next(_resident())) >> 10,
             "full_evaluations": _reports(collector) - judged,
             "verdicts": [(one["kind"], one["ranks"][:4], one["evidence"]) for one in report["verdicts"]],
-            "profiler": stages.profiler if profiled else None,
         }
-
-
-async def at_once(work: Any, *arguments: Any, **named: Any) -> Any:
-    """As ``asyncio.to_thread``, in this thread."""
-    return work(*arguments, **named)
 
 
 def _reports(collector: Any) -> int:
@@ -175,7 +143,6 @@ def main() -> None:
     parser.add_argument("--agents", type=int, default=1024)
     parser.add_argument("--settle", type=int, default=40, help="simulated seconds that do not count")
     parser.add_argument("--seconds", type=int, default=40, help="simulated seconds that count")
-    parser.add_argument("--profile", choices=STAGES, default="", help="print what this stage's time goes to")
     args = parser.parse_args()
     source, out = multiprocessing.get_context("fork").Pipe(duplex=False)
     child = multiprocessing.get_context("fork").Process(
@@ -191,15 +158,7 @@ def main() -> None:
     runtime.put_off_pandas()
     gc.freeze()
     gc.set_threshold(*GARBAGE)
-    if args.profile:  # which sees its own thread only
-        asyncio.to_thread = at_once
-    found = asyncio.run(measured(args.agents, args.settle, args.seconds, args.profile, source))
-    profiler = found.pop("profiler")
-    print(json.dumps(found), flush=True)
-    if profiler:
-        stats = pstats.Stats(profiler)
-        stats.sort_stats("tottime").print_stats(45)
-        stats.sort_stats("cumtime").print_stats(45)
+    print(json.dumps(asyncio.run(measured(args.agents, args.settle, args.seconds, source))), flush=True)
     child.kill()
 
 
