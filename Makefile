@@ -113,7 +113,7 @@ test-slurm: $(VENV)/.dev ## jobs of a real Slurm of three virtual nodes with acc
 	$(PYTEST) -m slurm tests/cluster
 
 test-cluster: $(VENV)/.dev ## jobs of mpirun and srun that end, stop, fill disks and have several hosts
-	$(PYTEST) -m cluster tests/cluster tests/security
+	$(PYTEST) -m cluster tests/cluster tests/dashboards tests/security
 
 test-browser: $(VENV)/.dev ## the live page in Chromium
 	$(PYTEST) -m browser tests/browser

@@ -79,7 +79,7 @@ def test_a_check_that_fails_is_an_answer(bare: Machine, monkeypatch: pytest.Monk
     def broken(_: Machine) -> None:
         raise RuntimeError("struck by lightning")
 
-    monkeypatch.setitem(doctor.CHECKS, "gpu", broken)
+    monkeypatch.setattr(doctor, "CHECKS", {"gpu": broken})
     assert "struck by lightning" in doctor.examine(bare)["gpu"].found
 
 

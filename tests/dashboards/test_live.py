@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.dashboards.conftest import INTERVAL_S, TICKS, Case, targets
 from tests.servers import free_port, until_it_answers
 
-pytestmark = pytest.mark.needs("mpirun")
+pytestmark = [pytest.mark.cluster, pytest.mark.needs("mpirun")]
 
 ROOT = Path(__file__).parents[2]
 BOARDS = ("jobs", "job", "rank", "nodes", "gpus", "itself")

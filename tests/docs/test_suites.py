@@ -41,7 +41,7 @@ def test_one_hash_is_renewed() -> None:
 
 TESTS = Path(__file__).parents[1]
 FOLDERS = {name: {name} for name in ("torch", "clickhouse", "kubernetes", "browser")}
-FOLDERS["cluster"] = {"cluster", "security"}
+FOLDERS["cluster"] = {"cluster", "dashboards", "security"}
 
 
 @pytest.mark.parametrize("mark", FOLDERS)

@@ -118,7 +118,7 @@ def test_few_large_stalls_of_one_size_are_reported(ranks: int, every: int) -> No
     assert re.search(r"2[45]\d ms each, every [23]\.\d s$", verdict.evidence[0])
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_large_stalls_of_either_of_two_ranks_name_neither(seed: int) -> None:
     """What stops the host hits the rank that runs then."""
     random = np.random.default_rng(seed)

@@ -68,7 +68,7 @@ def test_another_mix_of_operations_is_no_slow_network() -> None:
     assert not links(replace(run, collectives=table))
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 def test_noise_of_transfers_is_no_change(seed: int) -> None:
     """Transfers that differ by half from one to the next, in a step of which they are a third."""
     for layout in ("dp", "fsdp"):

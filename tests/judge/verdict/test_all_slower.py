@@ -51,7 +51,7 @@ def test_where_verdicts_cost_more_than_steps_take_nothing_is_left_to_have_slowed
     assert all_slower.find_slowed(built, [stalls]) is None
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_calm_or_a_wandering_job_did_not_become_slow(seed: int) -> None:
     """Neither noise, nor sequence lengths that vary, nor checkpoints are a slow-down of all."""
     noise = Noise(wandering=0.03, wandering_memory=0.99) if seed % 2 else Noise()
