@@ -1,7 +1,6 @@
 """What judging a running job costs: CPU time of a full live window, by the number of ranks.
 
-    python bench/live_judging.py [--ranks 1024 4096 8192] [--layout dp|fsdp] [--fault 20] [--rounds 5] [--profile]
-                                 [--json FILE]
+    python bench/live_judging.py [--ranks 1024 4096 8192] [--layout dp|fsdp] [--fault 20] [--rounds 5] [--json FILE]
 
 A simulated job of data-parallel ranks with one rank 20 % slow (``--fault 0``: none) goes through the collector's own
 decoder into its window, as its agents would send it, until the window has let rows go; then the window is judged again
@@ -13,10 +12,8 @@ what the window contains, and how often the collector makes incremental and full
 
 import argparse
 import asyncio
-import cProfile
 import json
 import os
-import pstats
 import statistics
 import time
 from functools import partial
@@ -66,7 +63,7 @@ def watched(ranks: int, stretches: int, layout: str, percent: float) -> tuple[Li
 
 def measured(ranks: int, args: argparse.Namespace) -> dict[str, Any]:
     """Of one size: CPU seconds of each judgement, and what it said."""
-    stretches, rounds, profile = args.stretches, args.rounds, args.profile
+    stretches, rounds = args.stretches, args.rounds
     live, decoder, truth = watched(ranks, stretches, args.layout, args.fault)
     judge = load_judge()
     took, looked, wall = [], [], []
@@ -81,10 +78,6 @@ def measured(ranks: int, args: argparse.Namespace) -> dict[str, Any]:
         used = time.thread_time()
         outcome_of(judge(newest()))
         looked.append(time.thread_time() - used)
-    if profile:
-        profiler = cProfile.Profile()
-        profiler.runcall(lambda: judge(live.snapshot(decoder.words)()).to_dict())
-        pstats.Stats(profiler).sort_stats("cumtime").print_stats(60)
     report, look = judge(run), judge(newest())
     cpu, cpu_look = statistics.median(took[1:]), statistics.median(looked[1:])
     return {
@@ -163,7 +156,6 @@ def main() -> None:
     parser.add_argument("--layout", choices=("dp", "fsdp"), default="dp")
     parser.add_argument("--fault", type=float, default=20.0, metavar="PERCENT", help="how slow one rank is; 0: none")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--profile", action="store_true")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     found = []
