@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hindmost_collector.simulate import Fault, Scenario, Truth, simulate
+from hindmost_collector.simulate import Fault, Scenario, Simulated, simulate
 from hindmost_judge.model import Run
 from hindmost_judge.verdict.schema import Report
 
@@ -46,17 +46,21 @@ def number(text: str) -> float | int:
 @cache
 def report_of(*lines: str) -> Report:
     """The report on a scenario, which several tests may read."""
-    return judged_once(hashlib.sha256("\n".join(lines).encode()).hexdigest(), lambda: job_of(list(lines))[0])
+    return judged_once(hashlib.sha256("\n".join(lines).encode()).hexdigest(), lambda: job_of(list(lines)))
 
 
-def job_of(lines: list[str]) -> tuple[Run, Truth | None]:
-    """The run, and of a simulated one what its faults cost."""
+def simulated_of(lines: list[str]) -> Simulated:
+    """What a scenario simulates."""
+    (_, layout), shape = words(lines[0])
+    faults = tuple(_fault(line) for line in lines if line.startswith("fault"))
+    known: dict[str, Any] = {name: number(value) for name, value in shape.items()}
+    return simulate(Scenario(layout=layout, faults=faults, **known))
+
+
+def job_of(lines: list[str]) -> Run:
+    """The run."""
     if lines[0].startswith("simulate"):
-        (_, layout), shape = words(lines[0])
-        faults = tuple(_fault(line) for line in lines if line.startswith("fault"))
-        known: dict[str, Any] = {name: number(value) for name, value in shape.items()}
-        simulated = simulate(Scenario(layout=layout, faults=faults, **known))
-        return simulated.run, simulated.truth
+        return simulated_of(lines).run
     load, stop = loads.Load(), None
     for line in lines:
         (command, *kind), named = words(line)
@@ -67,10 +71,10 @@ def job_of(lines: list[str]) -> tuple[Run, Truth | None]:
         elif command == "hang":
             stop = named
     if stop is None:
-        return loads.make(load), None
+        return loads.make(load)
     missing = [int(rank) for rank in stop.pop("missing").split(",") if rank]
     waited = float(stop.pop("waited", "30"))
-    return loads.hang(load, missing, waited=waited, **stop), None
+    return loads.hang(load, missing, waited=waited, **stop)
 
 
 def _fault(line: str) -> Fault:

@@ -20,7 +20,7 @@ import pytest
 from hindmost_collector.simulate import Truth
 from hindmost_judge.verdict.schema import Verdict
 
-from .scenario_files import job_of, report_of, scenarios, words
+from .scenario_files import report_of, scenarios, simulated_of, words
 
 
 def assert_saves(verdict: Verdict, said: str, truth: Truth, steps: int) -> None:
@@ -57,6 +57,6 @@ def test_scenario(lines: list[str]) -> None:
     for verdict, line in zip(report.verdicts, expected, strict=True):
         assert_matches(verdict, line)
         if "saves" in words(line)[1]:
-            run, truth = job_of(lines)
-            assert truth is not None
-            assert_saves(verdict, words(line)[1]["saves"], truth, len(np.unique(run.steps["step"])))
+            simulated = simulated_of(lines)
+            steps = len(np.unique(simulated.run.steps["step"]))
+            assert_saves(verdict, words(line)[1]["saves"], simulated.truth, steps)
