@@ -122,6 +122,8 @@ def why(blocks: Blocks, slowdowns: list[Slowdown], cause: Cause) -> list[str]:
             found.append(against(what + between, who, mine, theirs))
     whose = f"rank {int(blocks.ranks[slowdowns[0].row])}: " if len(rows) > 1 else ""
     accounts = [whose + line for line in shares(slowdowns[0].delay, cause)]
+    if not shown and cause.cause != "unknown" and cause.cause in dict(cause.shares_ns):  # what decided comes first
+        found.insert(0, accounts[0])
     if not found:
         if cause.cause != "unknown":  # what it accounts for decides more than how late the rank is
             if cause.hidden > 0:

@@ -94,9 +94,9 @@ def test_a_job_whose_workers_lack_cpus_is_not_limited_by_input() -> None:
             made = replace(made, metrics={name: np.concatenate([made.metrics[name], parts[name]]) for name in parts})
         found = judge(made).verdicts[0]
         kinds.append(found.kind)
-        said = said or next((line for line in found.evidence[:1] if "waits for a CPU" in line), "")
+        said = said or next((line for line in found.evidence[:1] if "waiting for a CPU" in line), "")
     assert kinds == ["input_bound", "input_bound", "balanced"]
-    assert said.endswith("per step for input; COST leaves out 39 % of it, waits for a CPU")
+    assert said.endswith("per step for input; 39 % of that is waiting for a CPU, which COST leaves out")
 
 
 def fed_by_workers(

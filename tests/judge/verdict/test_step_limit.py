@@ -158,7 +158,7 @@ def test_what_can_be_done_about_the_limit_is_said_with_it(by: str, cause: str | 
     report["job"]["bound"] = {"by": by, "evidence": "so it is"}
     report["verdicts"][0]["cause"] = cause
     assert columns.on_bound(report)[: len(said) or None] == said
-    shown = (text.render(report, width=200), document.of_report(report), with_rendered(report)["bound"])
+    shown = (text.render(report, width=200), document.of_report(report), with_rendered(report)["bound_do"])
     assert [said in one for one in shown] == [True] * 3
     assert [columns.on_bound(report) in one for one in shown] == [True] * 3
 
