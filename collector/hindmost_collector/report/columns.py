@@ -180,6 +180,8 @@ _TITLES = {
     "device_wait": "GPU wait",
     "device_copy": "copy call",
     "storage": "storage wait",
+    "file_read": "file read",
+    "file_sync": "file sync",
 }
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hindmost_judge.causes.cpu_sharing import NEEDS, OFF
-from hindmost_judge.causes.table import MEASURES, NOW_AND_THEN
+from hindmost_judge.causes.table import FILES, MEASURES, NOW_AND_THEN
 from hindmost_judge.model import OTHER
 from hindmost_judge.stats.robust import average, median, or_zero
 from hindmost_judge.usage import used_by_others
@@ -75,10 +75,10 @@ def against(what: str, who: str, mine: float, theirs: float) -> str:
 #: The parts of a step that show a cause, the most telling first, and what they are called: first as their column in
 #: the table of ranks.
 _SHOWN_BY = {
-    "input": {"input": "input"},
+    "input": {"input": "input", "file_read": "file read"},
     "h2d": {"h2d": "copy to GPU"},
     "gc": {"gc": "gc"},
-    "checkpoint": {"checkpoint": "checkpoint"},
+    "checkpoint": {"checkpoint": "checkpoint", "file_sync": "file sync"},
     "cpu_contention": {"self_runqueue": "CPU queue between collectives", "runqueue": "queue in step"},
     "compute": {
         "self_cpu": "CPU time between collectives",
@@ -195,7 +195,7 @@ def _part(blocks: Blocks, rows: list[int], span: slice, cause: Cause, delay: flo
     found = []
     for name, what in _SHOWN_BY.get(cause.cause, _ANYWHERE).items():
         if name in blocks.parts and len(others) and not (queues and name in _WITH_QUEUE):
-            part = or_zero(blocks.parts[name]) if name in NOW_AND_THEN else blocks.parts[name]
+            part = or_zero(blocks.parts[name]) if name in (*NOW_AND_THEN, *FILES) else blocks.parts[name]
             mine, theirs = (float(median(part[of, span])) for of in (rows, others))
             if mine > _LONGER * theirs and mine - theirs >= _OF_DELAY * delay and ms(mine) != ms(theirs):
                 found.append((f"CPU {what}" if f"gpu_{name}" in blocks.parts else what, mine, theirs))

@@ -368,3 +368,8 @@ def test_that_ranks_wait_though_none_is_slow_is_shown_with_ok() -> None:
     found = judge(make(Load(ranks=4, steps=300, compute=2.0, cpus=2, jostle=3.0))).to_dict()
     (line,) = [line for line in text.render(found, 200).splitlines() if "ranks wait" in line]
     assert line.endswith("per step for the last to arrive, a different rank each time")
+
+
+def test_evidence_begins_with_what_shows_the_cause() -> None:
+    """Of input that no script marks that is the time in reading files, and not how long all work of the rank is."""
+    assert "WHY file read: rank 1 3.0 ms, others 0.0 ms" in _report({"rank": 1, "input": 3.0})
