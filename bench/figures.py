@@ -95,8 +95,8 @@ def headline(
             "`bench/gpu/guest_parts.py`",
         ),
         (
-            f"steps of an all-reduce job on {running['machine_cores']} full cores, before it is judged live",
-            f"{of_running}; jobs of {whole['wall_s']['without']:.0f} s, start included, {of_whole}",
+            f"steps of an all-reduce job on {running['machine_cores']} full cores",
+            f"{of_running} while it is not judged; whole jobs of {whole['wall_s']['without']:.0f} s {of_whole}",
             "`bench/guest`",
         ),
         (

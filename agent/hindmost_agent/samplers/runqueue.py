@@ -1,4 +1,4 @@
-"""Run-queue delay: how long threads of the whole node waited for a core, in ns; of one rank: `process.py`."""
+"""Run-queue delay: how long threads of the whole node waited for a core; of one rank: `process.py`."""
 
 from __future__ import annotations
 
