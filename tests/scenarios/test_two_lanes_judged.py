@@ -66,6 +66,22 @@ def test_a_slow_host_behind_a_slower_one_is_named_too(bench: Any, family: str, s
     assert found["cost"] == pytest.approx(1.0, rel=0.2)
 
 
+SHORTER = 10
+
+
+@pytest.mark.parametrize("seed", [5000, 5001, 5003, 5004, 5006])
+def test_in_short_steps_a_host_costs_what_its_phases_are_longer_by(bench: Any, seed: int) -> None:
+    """Launches are not recorded, and the others' hosts are ahead: their GPUs wait a whole step for a healthy one."""
+    asked = bench(".families").job("host-bound, never", seed)
+    faults = tuple(replace(fault, ms=fault.ms / SHORTER) for fault in asked.faults)
+    times = {name: getattr(asked, name) / SHORTER for name in ("host", "gpu", "transfer")}
+    asked = replace(asked, written="run", steps=3 * asked.steps, faults=faults, **times)
+    made = bench("").simulate(asked)
+    found = bench(".grade").compared(asked, made.truth, judge(made.run).verdicts)
+    assert found["must"] == found["named"]
+    assert found["cost"] is None or found["cost"] == pytest.approx(1.0, rel=0.25)
+
+
 @pytest.mark.parametrize(
     ("seed", "last", "named"),
     [
