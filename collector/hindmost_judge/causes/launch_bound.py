@@ -353,7 +353,7 @@ def _late_by_phases(blocks: Blocks) -> Blocks:
             np.maximum(segmentation.levels(phase[row]) - least, 0.0) for phase, least in zip(phases, usual, strict=True)
         )
         longer = np.where(longer >= _UNMARKED_LEAST * blocks.step_ns, longer, 0.0)
-        share[row, late[row]] = np.minimum(longer / blocks.delay[row], 1.0)[late[row]]
+        share[row, late[row]] = np.minimum(longer[late[row]] / blocks.delay[row, late[row]], 1.0)
         if not share[row, late[row]].any():
             unsure[row] = np.mean(or_zero(blocks.delay[row]) * (1.0 - share[row]))
     idle = {name: blocks.parts[name] for name in _TIMED if name in blocks.parts}  # much of these is idle time
