@@ -119,8 +119,11 @@ class Settings:
         (0, 3600),
         "head start for stacks and evaluation: what is open for `max(hang_seconds, hang_steps * p99)` less this hangs",
     )
-    hang_checkpoint_seconds: float = _of(
-        60.0, "s", (0, 86_400), "used instead where the missing rank writes a checkpoint: the others wait as planned"
+    hang_planned_seconds: float = _of(
+        60.0,
+        "s",
+        (0, 86_400),
+        "used instead where the missing rank writes a checkpoint, and in a running job before its first steps",
     )
 
     def effect(self, ranks: int) -> float:
@@ -145,4 +148,4 @@ class Settings:
 
 DEFAULT = Settings()
 #: Former names that are still understood, each with today's.
-RENAMED = {"max_stretches": "max_segments"}
+RENAMED = {"max_stretches": "max_segments", "hang_checkpoint_seconds": "hang_planned_seconds"}

@@ -112,7 +112,10 @@ def wall_clock(
 
 
 def _spans(run: Run) -> Table | None:
-    """The steps that were marked, else one span of each rank from its first collective to its last."""
+    """The steps that were marked, else one span of each rank from its first collective to its last.
+
+    Ranks wait in the first for the last to be set up: it counts from its end.
+    """
     if rows(run.steps):
         held = run.steps["duration_ns"] > 0
         names = ("rank", "step", "kind", "start_ns", "duration_ns", "input_ns")
@@ -123,8 +126,9 @@ def _spans(run: Run) -> Table | None:
         return None  # a GPU's clock is not the job's
     known, row = np.unique(table["rank"], return_inverse=True)
     first, last = np.full(len(known), np.iinfo(np.int64).max), np.zeros(len(known), np.int64)
-    np.minimum.at(first, row.ravel(), table["start_ns"])
-    np.maximum.at(last, row.ravel(), table["start_ns"] + np.maximum(table["duration_ns"], 0))
+    ends = table["start_ns"] + np.maximum(table["duration_ns"], 0)
+    np.minimum.at(first, row.ravel(), ends)
+    np.maximum.at(last, row.ravel(), ends)
     return {"rank": known, "start_ns": first, "duration_ns": last - first}
 
 

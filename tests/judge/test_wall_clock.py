@@ -141,8 +141,8 @@ def test_a_compiled_program_loads_libraries_until_it_sets_up_communicators() -> 
     assert (found["imports"], found["communicators"], found["set-up"]) == ([5.0], [2.0], [19.0])
 
 
-def test_without_marks_it_is_from_the_first_collective_to_the_last() -> None:
-    """Of hosts; a GPU's clock says nothing of the job's."""
+def test_without_marks_it_is_from_the_end_of_the_first_collective_to_the_last() -> None:
+    """Ranks wait in the first for one that is set up later. A GPU's clock says nothing of the job's."""
     calls = table(
         "collectives",
         rank=np.zeros(2, int),
@@ -150,11 +150,11 @@ def test_without_marks_it_is_from_the_first_collective_to_the_last() -> None:
         seq=np.arange(2),
         op=np.array(["all_reduce"] * 2),
         start_ns=START + np.array([20, 70]) * S,
-        duration_ns=np.full(2, S),
+        duration_ns=np.array([9, 1]) * S,
         flags=np.zeros(2, int),
     )
     run = made(1, collectives=[calls], started_ns=START, ended_ns=START + 100 * S)
-    assert parts(run) == {"set-up": [20.0], "first to last communication": [51.0], "tear-down": [29.0]}
+    assert parts(run) == {"set-up": [29.0], "first to last communication": [42.0], "tear-down": [29.0]}
     assert wall_clock(dataclasses.replace(run, collectives=calls | {"flags": np.full(2, GPU_TIME)})) is None
 
 

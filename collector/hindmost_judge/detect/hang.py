@@ -95,8 +95,15 @@ def find(run: Run, step_ns: float, settings: Settings) -> Hang | None:
     if not stuck and not late:
         return _of_no_age(run, waiting) if waiting else None if messages else _silence(run, limit)
     found = _divergence(stuck) or _left_behind(run, waiting, stuck, messages, late)
-    patience = settings.hang_checkpoint_seconds * 1e9
-    return None if "checkpoint" in found.doing.values() and found.waited_ns < patience else found
+    as_planned = "checkpoint" in found.doing.values() or _sets_up(run, found, settings)
+    return None if as_planned and found.waited_ns < settings.hang_planned_seconds * 1e9 else found
+
+
+def _sets_up(run: Run, stop: Hang, settings: Settings) -> bool:
+    """Whether a running job still is before its first steps: one rank may load data or models for all."""
+    if not run.at_work or stop.kind != "hang" or stop.deadlock or stop.seq >= settings.min_steps or rows(run.steps):
+        return False
+    return not rows(run.collectives) or int(np.bincount(run.collectives["rank"]).max()) < settings.min_steps
 
 
 def since_step(stop: Hang, run: Run, blocks: Blocks | None) -> int | None:

@@ -25,7 +25,7 @@ def waiting(definitions: Definitions, life: int = RUNNING) -> Window:
     """Three ranks of four in an all-reduce since second 1, as their agent said in second 2."""
     window = Window()
     ranks = [(rank, 4, rank, "n0", 100 + rank, "", "torch", 0) for rank in range(4)]
-    entered = [(rank, "collective", "all_reduce", 7, 5, -1, 0, SECOND, 2 * SECOND) for rank in range(3)]
+    entered = [(rank, "collective", "all_reduce", 7, 50, -1, 0, SECOND, 2 * SECOND) for rank in range(3)]
     states = [(rank, 2 * SECOND, life if rank < 3 else RUNNING, 10, 0, -1, -1, "") for rank in range(4)]
     plain = {
         "ranks": from_rows("ranks", ranks),
@@ -102,7 +102,7 @@ def test_stacks_are_asked_for_once_it_is_known_who_is_waited_for(definitions: De
     job.window.add(Chunk({}, {"rank_states": states}, [], []), definitions)
     heard(job.window, definitions, 4)
     assert job.stall.question(job) is None
-    entered = [(rank, "collective", "all_reduce", 7, 5, -1, 0, 4 * SECOND, 5 * SECOND) for rank in range(3)]
+    entered = [(rank, "collective", "all_reduce", 7, 50, -1, 0, 4 * SECOND, 5 * SECOND) for rank in range(3)]
     states = from_rows("rank_states", [(rank, 5 * SECOND, RUNNING, 10, 0, -1, -1, "") for rank in range(4)])
     plain = {"in_flight": from_rows("in_flight", entered), "rank_states": states}
     job.window.add(Chunk({}, plain, [], []), definitions)
@@ -250,7 +250,7 @@ def test_what_is_said_of_a_job_that_may_hang_is_looked_at_with_haste(definitions
 def test_a_rank_that_is_said_to_wait_still_is_heard_of(definitions: Definitions) -> None:
     """Its agent speaks between two samples of its node's metrics, too."""
     job = standing(definitions)
-    again = from_rows("in_flight", [(0, "collective", "all_reduce", 7, 5, -1, 0, SECOND, 5 * SECOND)])
+    again = from_rows("in_flight", [(0, "collective", "all_reduce", 7, 50, -1, 0, SECOND, 5 * SECOND)])
     states = from_rows("rank_states", [(0, 5 * SECOND, RUNNING, 10, 0, -1, -1, "")])
     job.window.add(Chunk({}, {"in_flight": again, "rank_states": states}, [], []), definitions)
     assert job.stall.timed_out(job)

@@ -113,6 +113,20 @@ def test_a_rank_that_writes_a_checkpoint_has_a_minute(waited: float, kind: str) 
     assert first(in_phase(hang(FOUR, [1], waited=waited), 1, "checkpoint")).kind == kind
 
 
+@pytest.mark.parametrize(("waited", "kind"), [(30.0, "insufficient_data"), (90.0, "hang")])
+def test_a_rank_for_which_others_wait_before_the_first_steps_has_a_minute(waited: float, kind: str) -> None:
+    """It may load a model or data for all."""
+    assert first(hang(Load(ranks=4, steps=2), [1], waited=waited)).kind == kind
+
+
+def test_a_job_that_ended_before_its_first_steps_hung() -> None:
+    """No rank can come any more."""
+    run = hang(Load(ranks=4, steps=2), [1])
+    ended = int(run.in_flight["observed_ns"].max()) + SECOND
+    verdict = first(replace(run, job=replace(run.job, exit_code=143, ended_ns=ended)))
+    assert (verdict.kind, verdict.ranks) == ("hang", (1,))
+
+
 def killed(run: Run, code: int, after_s: float) -> Run:
     ended = int((run.collectives["start_ns"] + run.collectives["duration_ns"]).max() + after_s * SECOND)
     return replace(run, job=replace(run.job, exit_code=code, ended_ns=ended))
