@@ -168,9 +168,9 @@ def test_too_few_cpus_stand_before_a_verdict_that_costs_less(
 def test_it_says_what_the_first_verdict_waits_for(browser: Any, show: Callable[..., Any]) -> None:
     """In the collector's words, which know how long; once there is one, how old it is where that is long."""
     shown = show(report())
-    shown.job.report, shown.job.awaits = None, "ranks use every core; the first comes after 100 s"
+    shown.job.report, shown.job.awaits = None, "all cores of vm are busy; the first verdict comes within 100 s"
     browser.open(browser.run("return location.href"))
-    browser.until("document.querySelector('.verdict').innerText.includes('ranks use every core')")
+    browser.until("document.querySelector('.verdict').innerText.includes('all cores of vm are busy')")
     assert browser.text(".verdict h2 b") == "NO VERDICT YET"
     shown.job.report, shown.job.judged_s = report(), lambda _: 90.0
     shown.job.reported += 1

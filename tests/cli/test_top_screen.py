@@ -308,9 +308,10 @@ def test_a_verdict_without_a_cost_says_why() -> None:
 
 
 def test_it_says_what_the_first_verdict_waits_for_and_how_old_the_last_one_is() -> None:
-    """Where ranks use every core verdicts come late."""
-    lines = screen({**job(8), "judged": False, "awaits": "ranks use every core; the first comes after 100 s"})
-    assert lines[1] == "no verdict yet: ranks use every core; the first comes after 100 s"
+    """Where all cores are busy verdicts come late."""
+    why = "all cores of vm are busy; the first verdict comes within 100 s"
+    lines = screen({**job(8), "judged": False, "awaits": why})
+    assert lines[1] == f"no verdict yet: {why}"
     assert next(line for line in screen(job(8, judged_s=222.0)) if line.startswith("1 ranks")).endswith(
         "live, verdicts 4 min old"
     )

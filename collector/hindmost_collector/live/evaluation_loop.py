@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from typing import TYPE_CHECKING, Any
 
-from hindmost_collector.live.evaluation_schedule import EVERY_S, FULL_FIRST_S, FULL_LEAST_S
+from hindmost_collector.live.evaluation_schedule import EVERY_S, FULL_FIRST_S
 from hindmost_collector.live.notification import Notification
 from hindmost_collector.live.verdicts import VerdictLog, event_trace_request, line
 
@@ -83,8 +84,8 @@ class Watch:
     def _announce_wait(self, job: LiveJob) -> None:
         """Say why a job has no verdict yet, on the terminal once: silence looks like a failure."""
         job.awaits = (
-            f"ranks use every core; the first comes after {FULL_FIRST_S:.0f} s,"
-            f" or when a rank has waited {FULL_LEAST_S:.0f} s"
+            f"all cores of {os.uname().nodename} are busy; the first verdict comes within {FULL_FIRST_S:.0f} s,"
+            " or when the job ends"
         )
         if terminal := self._components.terminal:
             terminal.put(Notification.waiting(job.id, self._components.clock.now(), job.awaits))

@@ -366,7 +366,7 @@ class Judging:
         return now - last < apart_s
 
     def first_is_late(self, job: str) -> bool:
-        """Whether a job that had data for some time has no judgement yet because ranks use every core."""
+        """Whether a job that had data for some time has no judgement yet because all cores are busy."""
         last = self._last.get(job)
         return last is not None and job not in self._turns and self._clock() - last >= FULL_LEAST_S and self._full()
 

@@ -224,16 +224,16 @@ def _not_named(late: list[Verdict], blocks: Blocks, settings: Settings) -> str:
     """Which of these queued for a CPU for as long as they were late, and of which ranks that is unknown.
 
     Continues a sentence that says that ranks share CPUs."""
-    queued: list[int] = []
-    unknown: list[int] = []
+    queued: set[int] = set()
+    unknown: set[int] = set()
     for verdict in late:
         columns = np.arange(*savings.span_of(verdict, blocks))
         for rank in verdict.ranks:
             row = int(np.flatnonzero(blocks.ranks == rank)[0])
-            (queued if _queued(blocks, row, columns, settings) else unknown).append(rank)
-    words = [f"{names(queued)} late because of that"] if queued else []
+            (queued if _queued(blocks, row, columns, settings) else unknown).add(rank)
+    words = [f"{names([*queued - unknown])} late because of that"] if queued - unknown else []
     if unknown:
-        words.append(f"{names(unknown)} late, perhaps because of that (no other cause was measured)")
+        words.append(f"{names([*unknown])} late, perhaps because of that (no other cause was measured)")
     return f": {'; '.join(words)}" if words else ""
 
 

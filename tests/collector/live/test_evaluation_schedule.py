@@ -1,4 +1,4 @@
-"""How often a job is judged: less while ranks use every core, soon where it stands still; which claims are checked."""
+"""How often a job is judged: less while all cores are busy, soon where it stands still; which claims are checked."""
 
 import asyncio
 import itertools
@@ -38,7 +38,7 @@ def test_the_terminal_says_once_why_no_verdict_has_come(full: bool, said: list[i
     paced.watch._components.terminal = SimpleNamespace(put=lines.append)
     paced.until(200.0)
     assert [round(line.time_ns / 1e9 - BEGAN) for line in lines] == said
-    assert all("ranks use every core; the first comes after 100 s" in line.text for line in lines)
+    assert all("are busy; the first verdict comes within 100 s, or when the job ends" in line.text for line in lines)
     assert [line.text.removeprefix("no verdict yet: ") for line in lines] == [
         job.awaits for job in paced.jobs.values() if job.awaits
     ]

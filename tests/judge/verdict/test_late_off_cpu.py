@@ -219,6 +219,14 @@ def test_a_cpu_wait_that_only_the_process_shows_is_neither_given_nor_excluded() 
     assert "rank 1 late, perhaps because of that" in said
 
 
+def test_a_rank_that_is_late_for_two_whiles_is_listed_once() -> None:
+    """The note says of whom it is unknown, not of how many slowdowns."""
+    whiles = [{"rank": 1, "blocked": 5.0, "from": first, "until": first + 60} for first in (0, 90)]
+    load = Load(compute=0.1, transfer=7.0, faults=[*({"rank": rank, "blocked": 2.0} for rank in range(4)), *whiles])
+    (note,) = judge(replace(make(load), metrics=jostled(0.9).metrics)).notes
+    assert ": rank 1 late, perhaps because of that" in note
+
+
 def test_of_few_steps_a_late_rank_is_not_cleared_by_a_wait_that_was_not_measured() -> None:
     """Nothing says that rank 1 waited for a CPU: its delay is a third of a step, and no rank is cleared."""
     report = judge(jostled(0.9, steps=26))
