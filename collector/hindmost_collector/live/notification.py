@@ -69,6 +69,8 @@ class Notification:
         verdict, ended = event["verdict"], bool(event.get("ended"))
         words = of_verdict(verdict, report["ranks"])
         before = "job over: " if ended else _BEFORE[event["event"]]
+        if event["event"] == "closed" and not ended and words.kind in STOPS and not _stands_still(report):
+            before = "over: the job goes on; it was "
         text = one_line(f"{before}{words.sentence}{'' if event['event'] == 'closed' else _detail(words, event)}")
         named = tuple(pods[rank] for rank in verdict.get("ranks") or () if rank in pods) if pods else ()
         return cls(job, event["event"], event["id"], event["time_ns"], verdict, text, ended, named)
@@ -102,6 +104,11 @@ class Notification:
             "HINDMOST_VERDICT_COST_MS_PER_STEP": verdict.get("cost_ms_per_step"),
         }
         return {name: "" if one is None else one_line(str(one)) for name, one in values.items()}
+
+
+def _stands_still(report: Mapping[str, Any]) -> bool:
+    """Whether a report says that its job hangs."""
+    return any(one["kind"] in STOPS for one in report.get("verdicts", ()))
 
 
 def _detail(words: RenderedVerdict, event: Mapping[str, Any]) -> str:

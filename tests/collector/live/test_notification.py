@@ -125,7 +125,16 @@ def test_a_hang_says_who_waits_and_then_where_the_missing_rank_is() -> None:
         for event in ("opened", "changed", "closed")
     ]
     said = "HUNG in step 40: rank 2 on n0 did not arrive"
-    assert texts == [f"{said}; {evidence[0]}", f"changed: {said}; {evidence[1]}", f"over: {said}"]
+    over = f"over: the job goes on; it was {said}"
+    assert texts == [f"{said}; {evidence[0]}", f"changed: {said}; {evidence[1]}", over]
+
+
+def test_a_hang_that_gives_way_to_another_is_not_said_to_be_over_for_the_job() -> None:
+    """The job still stands still."""
+    hang = verdict(kind="hang", cause=None, victims=[0, 1, 3], evidence=[], cost_ms_per_step=None)
+    report = {**REPORT, "verdicts": [{"kind": "desync"}]}
+    closed = Notification.of("j", {"event": "closed", "id": "1", "time_ns": 1, "verdict": hang}, report)
+    assert closed.text == "over: HUNG in step 40: rank 2 on n0 did not arrive"
 
 
 def test_a_name_cannot_call_a_channel(receiver: Receiver) -> None:
