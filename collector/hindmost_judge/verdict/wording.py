@@ -430,6 +430,10 @@ _NOTHING = 0.02
 _MUCH = 0.05
 #: CPUs that two threads share give one of them up to a third less: a rank that needs more does not for its CPU.
 _FOR_ITS_CPU = 0.33
+#: The least share of a step that is shown as more than 0.0 %.
+_SHOWN = 0.0005
+#: A rank is last as often as another if it is in this share of the other's collectives.
+_AS_OFTEN = 0.95
 #: Share of all waiting that one rank must have caused for the report to name it there.
 _MOSTLY = 0.5
 #: The steps in which others wait are counted where this share of the wait is in this share of the steps.
@@ -468,9 +472,10 @@ def balanced(
     """
     row, most = _most(blocks)
     share = most / blocks.step_ns
-    last = f"rank {int(blocks.ranks[row])} typically comes last, {percent(share)} of a step after its peers"
     judged, sure = _how_surely(share, least)
-    found = [f"{last}: {judged}"]
+    last = f"rank {int(blocks.ranks[row])} typically comes last, {percent(share)} of a step after its peers"
+    last = "" if sure and (share < _SHOWN or _as_often_last(blocks, row)) else last
+    found = [f"{last}: {judged}"] if last else []
     latest = waited_for_most(blocks) if needs is None and blocks.pipeline is None and sure else None
     often, caused = (0.0 if latest is None else average(block[latest]) for block in (blocks.last, blocks.caused))
     if latest is not None and often > _MOSTLY and caused >= max(_MUCH, least) * blocks.step_ns:
@@ -483,7 +488,7 @@ def balanced(
         who, work = f"rank {int(needs.ranks[row])}", "CPU and file I/O time"
         needy = f"{who} needs {percent(beyond)} more {work} than its peers"
         on_shared, sure = _last_on_shared_cpus(blocks, last, queued=queued)
-        found = [f"{needy}: negligible", on_shared]
+        found = [f"{needy}: negligible", *([on_shared] if on_shared else [])]
         if beyond >= _FOR_ITS_CPU and most >= _NOTHING * blocks.step_ns:  # a large part of nothing costs nothing
             typical = median(needs.self_time, axis=1)
             took = f"{work} {ms(typical[row])}, others {ms(float(median(np.delete(typical, row))))}"
@@ -529,11 +534,17 @@ def _last_on_shared_cpus(blocks: Blocks, last: str, *, queued: bool) -> tuple[st
     often = float(np.nanmean(blocks.last[row])) if row is not None else 0.0
     unsure = row is not None and not queued and float(median(blocks.delay[row])) >= _MUCH * blocks.step_ns
     if row is None or (often < _NEARLY_ALWAYS and not unsure):
-        return f"{last}: the scheduler's doing, since ranks share CPUs", True
+        return f"{last}: the scheduler's doing, since ranks share CPUs" if last else "", True
     late = f"rank {int(blocks.ranks[row])} is last to arrive in {percent(often)} of the collectives"
     if queued:
         return f"{late}, waiting for a CPU: check its binding, quota and priority", True
     return f"{late}; the cause was not measured", not unsure
+
+
+def _as_often_last(blocks: Blocks, row: int) -> bool:
+    """Whether another rank is last in about as many collectives."""
+    often = or_zero(blocks.last).mean(axis=1)
+    return bool(often.any() and (np.delete(often, row) >= _AS_OFTEN * often[row]).any())
 
 
 def last_in_turn(blocks: Blocks) -> str:

@@ -370,6 +370,21 @@ def test_that_ranks_wait_though_none_is_slow_is_shown_with_ok() -> None:
     assert line.endswith("per step for the last to arrive, a different rank each time")
 
 
+def test_a_rank_is_not_said_to_come_last_by_nothing() -> None:
+    """0.0 % of a step says nothing."""
+    (verdict,) = judge(make(Load(kind="torch", ranks=2, steps=200, seed=0))).verdicts
+    assert (verdict.kind, verdict.evidence) == ("balanced", ())
+
+
+@pytest.mark.parametrize(("share", "lines"), [(0.5, 0), (0.6, 1)])
+def test_a_rank_is_said_to_come_last_only_where_no_other_does_so_as_often(share: float, lines: int) -> None:
+    """Of two that take turns neither is typically the last."""
+    blocks = blocks_of(make(Load(ranks=2, steps=200, faults=[{"rank": 1, "compute": 0.1}])))
+    second = np.arange(len(blocks.steps)) % 10 < 10 * share
+    said, _ = wording.balanced(replace(blocks, last=np.stack([~second, second]) * 1.0), 0.0, 0.1)
+    assert sum(line.startswith("rank 1 typically comes last, ") for line in said) == lines
+
+
 def test_evidence_begins_with_what_shows_the_cause() -> None:
     """Of input that no script marks that is the time in reading files, and not how long all work of the rank is."""
     assert "WHY file read: rank 1 3.0 ms, others 0.0 ms" in _report({"rank": 1, "input": 3.0})
