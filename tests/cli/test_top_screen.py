@@ -113,7 +113,7 @@ def text(app: Top) -> list[str]:
 
 def table(lines: Sequence[str]) -> tuple[list[str], list[list[str]]]:
     """The titles of the table, of two lines each, and its rows."""
-    at = next(at for at, line in enumerate(lines) if line.startswith("1 ranks"))
+    at = next(at for at, line in enumerate(lines) if line.startswith("[1] ranks"))
     below = lines[at + 2]
     ends = [one.end() for one in re.finditer(r"\S+(?: \S+)*", below)]
     starts = [0, *ends[:-1]]
@@ -312,10 +312,10 @@ def test_it_says_what_the_first_verdict_waits_for_and_how_old_the_last_one_is() 
     why = "all cores of vm are busy; the first verdict comes within 100 s"
     lines = screen({**job(8), "judged": False, "awaits": why})
     assert lines[1] == f"no verdict yet: {why}"
-    assert next(line for line in screen(job(8, judged_s=222.0)) if line.startswith("1 ranks")).endswith(
+    assert next(line for line in screen(job(8, judged_s=222.0)) if line.startswith("[1] ranks")).endswith(
         "live, verdicts 4 min old"
     )
-    assert next(line for line in screen(job(8, judged_s=2.0)) if line.startswith("1 ranks")).endswith(" live")
+    assert next(line for line in screen(job(8, judged_s=2.0)) if line.startswith("[1] ranks")).endswith(" live")
 
 
 def test_a_hostile_name_cannot_write_to_the_terminal() -> None:

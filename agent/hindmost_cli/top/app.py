@@ -270,7 +270,7 @@ class Top(App[None]):
         text = Text(no_wrap=True)
         for at, name in enumerate(rows.VIEWS):
             style = "reverse" if name == self._view else ""
-            text.append(f"{at + 1} {_NAMES[name]}", style).append(" ")
+            text.append(f"[{at + 1}] {_NAMES[name]}", style).append(" ")
         order = f"by {self._sorted_by.replace(chr(10), ' ')}" if self._sorted_by else "culprits first"
         hidden = columns - len(self._layout)
         known = [order + (", turned" if self._turned else ""), count(len(self._shown), "row")]

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 from hindmost_judge.job_command import script, split
 from hindmost_judge.model import OTHER, PHASES
 from hindmost_judge.verdict.schema import STOPS
-from hindmost_judge.verdict.wording import OTHERS_USE, STOP_OTHERS, UNMEASURED, duration, percent
+from hindmost_judge.verdict.wording import OTHERS_USE, STOP_OTHERS, UNMEASURED, as_exchanges, duration, percent
 
 _CAUSES = {
     "gpu_contention": "GPU contention",
@@ -308,7 +308,7 @@ def _explained(report: Mapping[str, Any]) -> dict[str, str]:
         return {**_EXPLAINED, "wait": "in receives, until another rank has sent"}
     known = {**_EXPLAINED, "caused wait": f"{_EXPLAINED['caused wait']}{_of_cost(report)}"}
     if _only_exchanges(report):
-        known = {title: words.replace("collectives", "exchanges") for title, words in known.items()}
+        known = {title: as_exchanges(words) for title, words in known.items()}
     others = max(len(caused) - 1, 1) / max(len(caused), 1)
     if waits and sum(caused) * others < _CAUSED * sum(waits) / len(waits):
         return {**known, "caused wait": "the part of the others' wait that longer work of this rank explains"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,7 @@ from hindmost_judge.stats.robust import average, median, or_zero
 from hindmost_judge.usage import used_by_others
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from hindmost_judge.blocks import Blocks, Slowdown, SlowLink, SlowNetwork, Stalls
     from hindmost_judge.causes.table import Cause
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 #: What stands for a value that was not measured.
 UNMEASURED = "\N{EN DASH}"
 
+
+#: The word, not a part of a name or path.
+_COLLECTIVES = re.compile(r"(?<![\w./-])collectives(?![\w/-]|\.\w)")
 
 #: How a note on a stall begins.
 STALL = "stall "
@@ -147,11 +151,13 @@ def why(blocks: Blocks, slowdowns: list[Slowdown], cause: Cause) -> list[str]:
 
 def of_exchanges(found: list[Verdict], notes: list[str]) -> tuple[list[Verdict], list[str]]:
     """Verdicts and notes on ranks that meet in exchanges of messages, not in collectives."""
+    said = [replace(one, evidence=tuple(map(as_exchanges, one.evidence))) for one in found]
+    return said, [as_exchanges(note) for note in notes]
 
-    def named(lines: Iterable[str]) -> list[str]:
-        return [line.replace("collectives", "exchanges") for line in lines]
 
-    return [replace(one, evidence=tuple(named(one.evidence))) for one in found], named(notes)
+def as_exchanges(words: str) -> str:
+    """What is said of collectives, of exchanges; names of files and functions stay as they are."""
+    return _COLLECTIVES.sub("exchanges", words)
 
 
 #: What the host of a rank does in a step, less its waits.

@@ -385,6 +385,14 @@ def test_a_rank_is_said_to_come_last_only_where_no_other_does_so_as_often(share:
     assert sum(line.startswith("rank 1 typically comes last, ") for line in said) == lines
 
 
+@pytest.mark.parametrize("name", ["mpi_collectives.py:4", "/x/collectives/a.py", "collectives.py:7", "run_collectives"])
+def test_names_that_contain_collectives_stay_as_they_are(name: str) -> None:
+    """Ranks that meet in messages alone wait in exchanges, at a line of a file that keeps its name."""
+    assert wording.as_exchanges(f"in 9 of 9 collectives, at {name}; collectives.") == (
+        f"in 9 of 9 exchanges, at {name}; exchanges."
+    )
+
+
 def test_evidence_begins_with_what_shows_the_cause() -> None:
     """Of input that no script marks that is the time in reading files, and not how long all work of the rank is."""
     assert "WHY file read: rank 1 3.0 ms, others 0.0 ms" in _report({"rank": 1, "input": 3.0})
