@@ -62,7 +62,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--slurm", metavar="JOBID", help="instead of PATH: the summary of a Slurm job in sacct's AdminComment"
     )
-    parser.add_argument("--format", choices=FORMATS, type=_format, default="text", help="output format (default: text)")
+    parser.add_argument("--format", choices=FORMATS, type=_format, help="output format (default: text)")
     parser.add_argument(
         "-o", "--output", metavar="FILE", type=arguments.path("--output"), help="write to FILE instead of stdout"
     )
@@ -82,7 +82,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         type=float,
         help="floating-point operations of a sample or token, forward and backward: section limits has the MFU",
     )
-    parser.add_argument("--brief", action="store_true", help="with --format json: at most 8 kB, for programs")
+    parser.add_argument("--brief", action="store_true", help="JSON of at most 8 kB, for programs")
     parser.add_argument("--ranks", metavar="LIST", help="show only these ranks in the tables, e.g. 0-3,17")
     arguments.add_thresholds(parser)
 
@@ -92,6 +92,7 @@ def run(args: argparse.Namespace) -> int:
     from hindmost_collector.page import document
     from hindmost_collector.report import brief, csv, markdown, section_rows, sections
 
+    args.format = args.format or ("json" if args.brief else "text")
     _check(args)
     if args.slurm is not None:
         write(_of_slurm(args), args.output)
@@ -143,7 +144,7 @@ def _check(args: argparse.Namespace) -> None:
     if args.slurm is not None and args.format not in ("text", "json"):
         raise UsageError(f"--slurm --format {args.format}: a summary is text or json")
     if args.brief and args.format != "json":
-        raise UsageError(f"--brief --format {args.format}: only JSON can be brief; give --format json")
+        raise UsageError(f"--brief --format {args.format}: only JSON can be brief; leave out --format")
     if args.flops_per_sample is not None and not 0 < args.flops_per_sample < float("inf"):
         raise UsageError(f"--flops-per-sample {args.flops_per_sample:g}: expected a number above 0")
 

@@ -1,10 +1,12 @@
 """``hindmost report``: which ranks and sections it shows, and the command for all evidence."""
 
+import json
 import shlex
 from pathlib import Path
 
 import pytest
 from hindmost_cli import main
+from hindmost_collector.report import brief
 from hindmost_collector.report.columns import deciding
 from hindmost_collector.report.sections import SECTIONS
 from hindmost_collector.simulate import Scenario, simulate
@@ -121,3 +123,11 @@ def test_a_page_without_scripts_shows_the_verdict(traces: Path, capsys: pytest.C
     assert main(["report", str(traces), "--format", "html"]) == 0
     page = capsys.readouterr().out
     assert "OK no rank is slow" in page[page.index("<noscript>") : page.index("</noscript>")]
+
+
+def test_a_brief_report_is_json(traces: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing else can be brief: no other option is needed, and another format is refused."""
+    assert main(["report", str(traces), "--brief"]) == 0
+    assert json.loads(capsys.readouterr().out)["schema"] == brief.SCHEMA
+    assert main(["report", str(traces), "--brief", "--format", "text"]) != 0
+    assert "only JSON can be brief" in capsys.readouterr().err
