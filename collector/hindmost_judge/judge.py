@@ -104,7 +104,7 @@ def _of_those_that_meet(run: Run, settings: Settings) -> Report:
     found = all_slower.with_slowed(found, slower)
     found = inconclusive.with_unread_steps(found, run, blocks)
     if blocks is not None:
-        found = [one if (finer := loading.on(one, blocks)) is one else advice.on(finer, run) for one in found]
+        found = [_with_loading(one, run, blocks) for one in found]
     notes += all_slower.slowed_note(slower, found)
     notes += summary.last_rank_notes(blocks, found, notes) if blocks is not None and stop is None else []
     if blocks is not None and blocks.exchanges:
@@ -124,6 +124,14 @@ def _of_those_that_meet(run: Run, settings: Settings) -> Report:
         counted=last_counted(run, blocks, settings),
         overview=seen,
     )
+
+
+def _with_loading(verdict: Verdict, run: Run, blocks: Blocks) -> Verdict:
+    """A verdict on late input with what it waits for, and what to do about that."""
+    finer = loading.on(verdict, blocks)
+    found = finer if finer is verdict else advice.on(finer, run)
+    shards = loading.unequal_shards(verdict, blocks)
+    return replace(found, advice=(shards,)) if shards else found
 
 
 def _compared(run: Run, settings: Settings) -> tuple[Blocks | None, list[waste.Planned], overview.Overview | None]:

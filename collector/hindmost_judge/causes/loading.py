@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 _WORKERS = 0.5
 #: A cause explains most of a wait.
 _MOST = 0.5
+#: Ranks have unequal shards if one reads this many times as many bytes as its peers, which read at least so much (B per
+#: s): less is what remains where files are in memory.
+_MORE_BYTES, _FROM_STORAGE = 2.0, 1e5
 #: Ranks of one verdict whose storage is described.
 _DESCRIBED = 2
 
@@ -137,6 +140,22 @@ def on(verdict: Verdict, blocks: Blocks) -> Verdict:
     causes = tuple(found[0][0] if one == "input" else one for one in verdict.causes)
     explained = (verdict.explained or 1.0) * min(share for _, share in found)
     return replace(verdict, cause=found[0][0], causes=causes, explained=explained, evidence=(*shown, *verdict.evidence))
+
+
+def unequal_shards(verdict: Verdict, blocks: Blocks) -> str:
+    """What to do about ranks whose input is late as they read more: all take as many steps, so each step has more
+    bytes of them, which no disk can cause. Empty where that was not seen, or where the peers read from memory."""
+    if verdict.cause != "input" or not verdict.ranks or len(verdict.causes) > 1:
+        return ""
+    made = of(blocks, np.arange(*savings.span_of(verdict, blocks)))
+    named = np.isin(blocks.ranks, verdict.ranks)
+    if made is None or named.all():
+        return ""
+    theirs, least = float(median(made.read[~named])), float(made.read[named].min())
+    if not theirs >= _FROM_STORAGE or not least >= _MORE_BYTES * theirs:
+        return ""
+    reads = "reads" if len(verdict.ranks) == 1 else "read"
+    return f"{names(verdict.ranks)} {reads} {least / theirs:.0f} times as many bytes as the others: balance the shards"
 
 
 def shares(waited: Floats, activity: Mapping[str, Floats]) -> dict[str, Floats]:

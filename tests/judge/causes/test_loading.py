@@ -63,6 +63,15 @@ def test_input_that_waits_for_storage_is_file_io(workers: int, storage: float) -
     assert "disk or mount" in found.advice[0]
 
 
+@pytest.mark.parametrize("storage", [0.0, 0.55])
+@pytest.mark.parametrize(("read", "do"), [(2000e6, "balance the shards"), (60e6, "check the disk or mount")])
+def test_who_reads_many_times_as_much_has_no_slow_disk(read: float, do: str, storage: float) -> None:
+    """All take as many steps: a slow disk makes a rank read for longer, and not more."""
+    (advice,) = only_verdict(sampled(late(), workers=0, rank=1, storage=storage, read=read)).advice
+    assert do in advice
+    assert ("rank 1 reads 40 times as many bytes as the others" in advice) == (read > 1e9)
+
+
 @pytest.mark.parametrize("rates", [{"cpu": 1.0}, {"storage": 0.1}, {}])
 def test_input_stays_input_where_storage_does_not_explain_it(rates: dict[str, float]) -> None:
     """Workers that compute, that are hardly blocked, or that sleep, as on a web server."""
