@@ -44,7 +44,8 @@ class Blocks:
     launched late. ``work_delay`` is the full delay due to uneven work, where only a part of it shows. ``unsure`` [R] is
     ns a step by which a rank may be late, or the others ahead. Where hosts set the pace, their work is in ``lanes``,
     and delays are how much more of it a rank has. Where loaders' workers do, in turn, a delay is the mean of ``turn``
-    steps. ``exchanges``: ranks meet in no collective, only in messages to neighbours.
+    steps. ``apart``: two of three ranks are set against the third, which alone shows what is usual.
+    ``exchanges``: ranks meet in no collective, only in messages to neighbours.
     """
 
     ranks: Ints
@@ -81,6 +82,7 @@ class Blocks:
     unsure: Floats | None = None
     lanes: Lanes | None = None
     turn: int = 1
+    apart: bool = False
     exchanges: bool = False
 
     @property

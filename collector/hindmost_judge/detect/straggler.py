@@ -343,7 +343,7 @@ def _healthy_peers(ranks: _Ranks, row: int, delay: Floats) -> Ints:
     left_out = [ranks.suspects, pair, pair[:1]]
     if not ranks.shared and len(delay) - len(ranks.suspects) < _FEWEST:  # suspected for some steps, not these perhaps
         left_out.insert(1, sorted({*_late(ranks, delay), *pair}))
-    return _healthy(len(delay), left_out, 1 if len(delay) < FEW_RANKS else _FEWEST)
+    return _healthy(len(delay), left_out, 1 if ranks.blocks.apart else _FEWEST)
 
 
 def _late(ranks: _Ranks, delay: Floats) -> list[int]:
@@ -560,58 +560,60 @@ _TRIO = 3
 
 
 def set_apart(blocks: Blocks, settings: Settings) -> Blocks:
-    """The blocks with ranks of three, where some are late, set against those that are not."""
+    """The blocks with two ranks of three that are late at once set against the third, where that is not fast."""
     if blocks.lanes is not None or blocks.turn > 1:
         return blocks
     names, often = np.unique(blocks.cohort, return_counts=True)
     for name in names[often == _TRIO]:
         rows = np.flatnonzero(blocks.cohort == name)
-        for usual, first, stop in _usual_of_three(blocks, rows, settings):
-            blocks = _set_against(blocks, rows, usual, first, stop)
+        for third, first, stop in _thirds_on_time(blocks, rows, settings):
+            blocks = replace(_set_against(blocks, rows, third, first, stop), apart=True)
     return blocks
 
 
-def _usual_of_three(blocks: Blocks, rows: Ints, settings: Settings) -> list[tuple[Ints, int, int]]:
-    """The ``rows`` that show what is usual in each segment [first, stop) in which others are late."""
-    smallest = settings.effect(_TRIO) * blocks.step_ns
+def _thirds_on_time(blocks: Blocks, rows: Ints, settings: Settings) -> list[tuple[int, int, int]]:
+    """The row that is on time, not fast, and the steps [first, stop) in which the other two of three are late."""
+    smallest, replicas = settings.effect(_TRIO) * blocks.step_ns, len(blocks.ranks) > _TRIO
     delay = or_zero(blocks.delay[rows])
     each = [nested_segments.segment_edges(delay[i] - delay[j], smallest) for i, j in ((0, 1), (0, 2), (1, 2))]
     edges = sorted({edge for one in each for edge in one})
     spans = [span for span in itertools.pairwise(edges) if span[1] - span[0] >= SHORTEST]
-    known = [_Segment(median(delay[:, a:b], axis=1), float(median(blocks.period[a:b]))) for a, b in spans]
+    known = [_Levels(median(delay[:, a:b], axis=1), float(median(blocks.period[a:b]))) for a, b in spans]
     found = []
     for (first, stop), now in zip(spans, known, strict=True):
-        third, second, latest = np.argsort(now.late).tolist()
-        late, usual = float(now.late[second] - now.late[third]), rows[[third]]
-        one = Slowdown(int(rows[second]), first, stop, late, 0.0, 1.0, 0.0, 0.0)
-        if late < smallest:
-            usual = rows[[third, second]]
-        elif not any(_shows(late, (third, second, latest), now, then) for then in known):
-            compared = _set_against(blocks, rows, usual, first, stop)
-            usual = usual if _has_own_cause(one, int(rows[latest]), compared, settings) else rows[:0]
-        if len(usual) and now.late[latest] - now.late[third] >= smallest:
-            found.append((usual, first, stop))
+        order = third, second, latest = np.argsort(now.late).tolist()
+        more = delay[second, first:stop] - delay[third, first:stop]
+        if not nested_segments.is_persistent(more, smallest, settings):
+            continue
+        on_time = any(_is_slow(order, now, then, replicas=replicas) for then in known)
+        if not on_time:
+            compared = _set_against(blocks, rows, int(rows[third]), first, stop)
+            one = Slowdown(int(rows[second]), first, stop, float(median(more)), 0.0, 1.0, 0.0, 0.0)
+            on_time = _has_own_cause(one, int(rows[latest]), compared, settings)
+        if on_time:
+            found.append((int(rows[third]), first, stop))
     return found
 
 
 @dataclass(frozen=True)
-class _Segment:
-    """How ``late`` [3] the ranks of a cohort are in a segment, and its typical step, ns."""
+class _Levels:
+    """How ``late`` [3] the ranks of a cohort are in some steps, and how long these typically are, ns."""
 
     late: Floats
     period: float
 
 
-def _shows(late: float, order: tuple[int, int, int], now: _Segment, then: _Segment) -> bool:
-    """Whether another segment shows that the second of three is slow, by so much, and not the third fast.
+def _is_slow(order: list[int], now: _Levels, then: _Levels, *, replicas: bool) -> bool:
+    """Whether other steps show that the second of three is slow, and not the third fast.
 
-    The second was on time there, in steps that are no longer: no other changed as much, or steps are longer since. Or
-    it was as late there, and alone.
+    The second was on time there, in steps that are no longer, and no other changed as much. Or it was as late there,
+    and alone. Of ``replicas`` of a stage steps that are longer now show it too; a whole job's are ``all_slower``'s.
     """
     third, second, latest = order
+    late = now.late[second] - now.late[third]
     was, alone = then.late[second] - then.late[third], then.late[second] - then.late[latest]
     longer = now.period - then.period
-    changed = max(longer, abs(alone - (now.late[second] - now.late[latest]))) >= late / 2
+    changed = abs(alone - (now.late[second] - now.late[latest])) >= late / 2 or (replicas and longer >= late / 2)
     on_time = was < late / 2 and longer > -late / 2
     return bool((on_time and changed) or (alone >= late / 2 and abs(was - late) < late / 2))
 
@@ -624,18 +626,16 @@ def _has_own_cause(one: Slowdown, other: int, compared: Blocks, settings: Settin
     return why.cause != "unknown" and its.get(name, 0.0) < own.get(name, 0.0) / 2
 
 
-def _set_against(blocks: Blocks, rows: Ints, usual: Ints, first: int, stop: int) -> Blocks:
-    """The same with these ``rows`` set against the mean of some of them in steps [first, stop)."""
-    during, pipeline = (blocks.interval_step >= first) & (blocks.interval_step < stop), blocks.pipeline
-    delay = blocks.delay.copy()
-    delay[rows, first:stop] -= delay[usual, first:stop].mean(axis=0)
+def _set_against(blocks: Blocks, rows: Ints, third: int, first: int, stop: int) -> Blocks:
+    """The same with these ``rows`` set against one of them in steps [first, stop)."""
+    delay, pipeline = blocks.delay.copy(), blocks.pipeline
+    delay[rows, first:stop] -= blocks.delay[third, first:stop]
     if pipeline is None:
+        during = (blocks.interval_step >= first) & (blocks.interval_step < stop)
         intervals = blocks.intervals.copy()
-        intervals[np.ix_(rows, during)] -= intervals[np.ix_(usual, during)].mean(axis=0)
+        intervals[np.ix_(rows, during)] -= blocks.intervals[third, during]
         return replace(blocks, delay=delay, intervals=intervals)
     work, held = pipeline.delay.copy(), (pipeline.steps >= first) & (pipeline.steps < stop)
-    of_row = {int(row): np.ix_(pipeline.row == row, held) for row in rows}
-    against = np.mean([work[of_row[int(row)]] for row in usual], axis=0)
-    for where in of_row.values():
-        work[where] -= against
+    for row in rows:
+        work[np.ix_(pipeline.row == row, held)] -= pipeline.delay[np.ix_(pipeline.row == third, held)]
     return replace(pipelined.by(blocks, replace(pipeline, delay=work)), delay=delay)
