@@ -505,7 +505,7 @@ def balanced(
         found.append(f"transfers: {ms(transfers * blocks.step_ns)} per step ({percent(transfers)}{overlapped})")
     if wasted > 0.05 * blocks.step_ns:
         found.insert(1, f"{RANKS_WAIT} {ms(wasted)} per step for the last to arrive, {last_in_turn(blocks)}")
-    return found, sure
+    return found or ["no rank typically comes last"], sure
 
 
 #: How a sentence begins that says that the job's CPUs are mostly used by others.
