@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from hindmost_collector.simulate import Scenario, simulate
+from hindmost_collector.simulate.scenario import Noise
 from hindmost_judge.blocks import Blocks
 from hindmost_judge.detect import nested_segments, straggler
 from hindmost_judge.judge import judge
@@ -139,3 +140,11 @@ def test_a_dip_between_equally_early_segments_ends_like_any_other() -> None:
     """Of times in whole microseconds two medians may be the same number, and below nothing."""
     made = np.repeat([-1000.0, -9000.0, -1000.0], [40, 8, 40])
     assert segments(made, 50.0) == []
+
+
+@pytest.mark.parametrize(("seed", "each", "memory"), [(6059, 0.02, 0.8), (6419, 0.02, 0.97), (6527, 0.05, 0.97)])
+def test_of_three_ranks_that_drift_none_is_named(seed: int, each: float, memory: float) -> None:
+    """Two that drift away from the third for a while do not show that it is on time."""
+    noise = Noise(between_ranks=0.001, each_stretch=each, wandering=0.04, wandering_memory=memory)
+    report = judge(simulate(Scenario(ranks=3, steps=60, seed=seed, noise=noise)).run)
+    assert not [verdict.ranks for verdict in report.verdicts if verdict.ranks]
