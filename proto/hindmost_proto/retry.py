@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 FIRST_S = 0.2
-#: After how long a task that has not ended is cancelled again, s.
-AGAIN_S = 0.25
+#: After how long a task that has not ended is cancelled again, s: longer than what tasks await to clean up.
+AGAIN_S = 1.0
 #: The reason of a ``Stop`` that ends a job. With any other a collector goes, and the job goes on.
 JOB_OVER = "the job is over"
 
@@ -30,7 +30,8 @@ def reason(error: BaseException) -> str:
 async def cancel(*tasks: asyncio.Future[Any]) -> None:
     """Cancel tasks until all have ended; what they raise is dropped.
 
-    Once is not enough: a connection that fails just then raises its own error in place of the cancellation.
+    Once is not enough: a connection that fails just then raises its own error in place of the cancellation. A clean-up
+    that awaits for longer than ``AGAIN_S`` is cancelled, too.
     """
     running = set(tasks)
     while running := {task for task in running if not task.done()}:
