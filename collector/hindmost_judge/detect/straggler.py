@@ -560,19 +560,20 @@ _TRIO = 3
 
 
 def set_apart(blocks: Blocks, settings: Settings) -> Blocks:
-    """The blocks with two ranks of three that are late at once set against the third, where that is not fast."""
+    """The blocks with ranks of three, where one or two are surely late, set against those that are not."""
     if blocks.lanes is not None or blocks.turn > 1:
         return blocks
     names, often = np.unique(blocks.cohort, return_counts=True)
     for name in names[often == _TRIO]:
         rows = np.flatnonzero(blocks.cohort == name)
-        for third, first, stop in _thirds_on_time(blocks, rows, settings):
-            blocks = replace(_set_against(blocks, rows, third, first, stop), apart=True)
+        for usual, first, stop in _usual_of_three(blocks, rows, settings):
+            blocks = _set_against(blocks, rows, usual, first, stop)
+            blocks = replace(blocks, apart=blocks.apart or len(usual) == 1)
     return blocks
 
 
-def _thirds_on_time(blocks: Blocks, rows: Ints, settings: Settings) -> list[tuple[int, int, int]]:
-    """The row that is on time, not fast, and the steps [first, stop) in which the other two of three are late."""
+def _usual_of_three(blocks: Blocks, rows: Ints, settings: Settings) -> list[tuple[Ints, int, int]]:
+    """The ``rows`` that are on time, not fast, and the steps [first, stop) in which the others of three are late."""
     smallest, replicas = settings.effect(_TRIO) * blocks.step_ns, len(blocks.ranks) > _TRIO
     delay = or_zero(blocks.delay[rows])
     each = [nested_segments.segment_edges(delay[i] - delay[j], smallest) for i, j in ((0, 1), (0, 2), (1, 2))]
@@ -583,15 +584,18 @@ def _thirds_on_time(blocks: Blocks, rows: Ints, settings: Settings) -> list[tupl
     for (first, stop), now in zip(spans, known, strict=True):
         order = third, second, latest = np.argsort(now.late).tolist()
         more = delay[second, first:stop] - delay[third, first:stop]
+        alone = delay[latest, first:stop] - delay[second, first:stop]
         if not nested_segments.is_persistent(more, smallest, settings):
+            if nested_segments.is_persistent(alone, 2 * smallest, settings):  # the other two may differ by one
+                found.append((rows[[third, second]], first, stop))
             continue
         on_time = any(_is_slow(order, now, then, replicas=replicas) for then in known)
         if not on_time:
-            compared = _set_against(blocks, rows, int(rows[third]), first, stop)
+            compared = _set_against(blocks, rows, rows[[third]], first, stop)
             one = Slowdown(int(rows[second]), first, stop, float(median(more)), 0.0, 1.0, 0.0, 0.0)
             on_time = _has_own_cause(one, int(rows[latest]), compared, settings)
         if on_time:
-            found.append((int(rows[third]), first, stop))
+            found.append((rows[[third]], first, stop))
     return found
 
 
@@ -626,16 +630,17 @@ def _has_own_cause(one: Slowdown, other: int, compared: Blocks, settings: Settin
     return why.cause != "unknown" and its.get(name, 0.0) < own.get(name, 0.0) / 2
 
 
-def _set_against(blocks: Blocks, rows: Ints, third: int, first: int, stop: int) -> Blocks:
-    """The same with these ``rows`` set against one of them in steps [first, stop)."""
+def _set_against(blocks: Blocks, rows: Ints, usual: Ints, first: int, stop: int) -> Blocks:
+    """The same with these ``rows`` set against the mean of some of them in steps [first, stop)."""
     delay, pipeline = blocks.delay.copy(), blocks.pipeline
-    delay[rows, first:stop] -= blocks.delay[third, first:stop]
+    delay[rows, first:stop] -= blocks.delay[usual, first:stop].mean(axis=0)
     if pipeline is None:
         during = (blocks.interval_step >= first) & (blocks.interval_step < stop)
         intervals = blocks.intervals.copy()
-        intervals[np.ix_(rows, during)] -= blocks.intervals[third, during]
+        intervals[np.ix_(rows, during)] -= blocks.intervals[np.ix_(usual, during)].mean(axis=0)
         return replace(blocks, delay=delay, intervals=intervals)
     work, held = pipeline.delay.copy(), (pipeline.steps >= first) & (pipeline.steps < stop)
+    against = np.mean([pipeline.delay[np.ix_(pipeline.row == row, held)] for row in usual], axis=0)
     for row in rows:
-        work[np.ix_(pipeline.row == row, held)] -= pipeline.delay[np.ix_(pipeline.row == third, held)]
+        work[np.ix_(pipeline.row == row, held)] -= against
     return replace(pipelined.by(blocks, replace(pipeline, delay=work)), delay=delay)
