@@ -27,7 +27,7 @@ class Link:
         """Nothing passes from now on."""
         self._loop.call_soon_threadsafe(self._whole.clear)
 
-    def mend(self) -> None:
+    def restore(self) -> None:
         """Everything passes again."""
         self._loop.call_soon_threadsafe(self._whole.set)
 

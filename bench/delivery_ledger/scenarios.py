@@ -23,7 +23,7 @@ def cut_link(folder: Path, seconds: float) -> dict[str, Any]:
         _cut(scene, seconds)
         before = scene.last_step()
         spooled = scene.spooled()
-        scene.link.mend()
+        scene.link.restore()
         scene.until(lambda: scene.last_step() > before, "what was spooled is stored")
         scene.moves_on()
         return {**_whole(settled(scene)), "cut_seconds": seconds, "spooled_bytes": spooled}
@@ -50,7 +50,7 @@ def fill_spool(folder: Path, size: str = "1MiB") -> dict[str, Any]:
         scene.moves_on()
         scene.link.cut()
         scene.until(lambda: scene.dropped() > 0, "the spool is full")
-        scene.link.mend()
+        scene.link.restore()
         scene.moves_on()
         dropped = scene.dropped()
         scene.moves_on()
@@ -72,7 +72,7 @@ def kill_agent(folder: Path, times: int = 2) -> dict[str, Any]:
                 _cut(scene, 0)
             scene.kill(scene.agent)
             scene.start_agent()
-            scene.link.mend()
+            scene.link.restore()
         scene.moves_on()
         return {**_whole(settled(scene)), "kills": times}
 
@@ -104,7 +104,7 @@ def everything_at_once(folder: Path, seconds: float) -> dict[str, Any]:
         scene.kill(scene.collector)
         scene.start_agent()
         scene.start_collector()
-        scene.link.mend()
+        scene.link.restore()
         scene.moves_on()
         scene.kill(scene.collector)
         scene.start_collector()

@@ -219,10 +219,10 @@ def test_a_cpu_wait_that_only_the_process_shows_is_neither_given_nor_excluded() 
     assert "rank 1 late, perhaps because of that" in said
 
 
-def test_a_rank_that_is_late_for_two_whiles_is_listed_once() -> None:
+def test_a_rank_that_is_late_in_two_segments_is_listed_once() -> None:
     """The note says of whom it is unknown, not of how many slowdowns."""
-    whiles = [{"rank": 1, "blocked": 5.0, "from": first, "until": first + 60} for first in (0, 90)]
-    load = Load(compute=0.1, transfer=7.0, faults=[*({"rank": rank, "blocked": 2.0} for rank in range(4)), *whiles])
+    segments = [{"rank": 1, "blocked": 5.0, "from": first, "until": first + 60} for first in (0, 90)]
+    load = Load(compute=0.1, transfer=7.0, faults=[*({"rank": rank, "blocked": 2.0} for rank in range(4)), *segments])
     (note,) = judge(replace(make(load), metrics=jostled(0.9).metrics)).notes
     assert ": rank 1 late, perhaps because of that" in note
 
