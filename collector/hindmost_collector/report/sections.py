@@ -59,7 +59,7 @@ class Table:
         for one in self.listed.split(", "):
             named, _, unit = one.partition(":")
             key, _, title = named.partition("=")
-            found.append(Column(key, title or key, unit.replace("id", "text") or "text", ids=unit == "id"))
+            found.append(Column(key, title or key, "text" if unit in ("", "id") else unit, ids=unit == "id"))
         return tuple(found)
 
 

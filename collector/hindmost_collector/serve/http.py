@@ -355,7 +355,8 @@ def _ready(endpoints: Endpoints, _: dict[str, str]) -> Answer:
 
 def _ready_or_not(endpoints: Endpoints, _: dict[str, str]) -> Answer:
     """Without the reasons, which name paths and hosts."""
-    return _ready(endpoints, _)._replace(body=b"not ready\n" if endpoints.ready() else b"ready\n")
+    found = _ready(endpoints, _)
+    return found._replace(body=b"ready\n" if found.status == HTTPStatus.OK else b"not ready\n")
 
 
 ROUTES: dict[str, Callable[[Endpoints, dict[str, str]], Answer]] = {

@@ -45,6 +45,7 @@ from hindmost_judge.stats.robust import (
     or_zero,
     peers_median,
     percentile,
+    spread,
     sums_by_step,
     with_peers,
 )
@@ -313,12 +314,17 @@ def late_by_hosts(blocks: Blocks, run: Run) -> Blocks:
     if (share == 1.0).all():
         return blocks
     taken = np.where(_blind(blocks)[:, None], or_zero(blocks.delay) * (1.0 - share), 0.0)
+    return _reduced(blocks, share, taken.mean(axis=1))
+
+
+def _reduced(blocks: Blocks, share: Floats, unsure: Floats) -> Blocks:
+    """The blocks with this ``share`` [R, S] of each delay, and ``unsure`` [R] ns a step more that is unsure."""
     return replace(
         blocks,
         delay=blocks.delay * share,
         intervals=blocks.intervals * share[:, blocks.interval_step],
         caused=blocks.caused * share,
-        unsure=taken.mean(axis=1) + (blocks.unsure if blocks.unsure is not None else 0.0),
+        unsure=unsure + (blocks.unsure if blocks.unsure is not None else 0.0),
     )
 
 
@@ -358,25 +364,14 @@ def _late_by_phases(blocks: Blocks) -> Blocks:
             unsure[row] = np.mean(or_zero(blocks.delay[row]) * (1.0 - share[row]))
     idle = {name: blocks.parts[name] for name in _TIMED if name in blocks.parts}  # much of these is idle time
     parts = blocks.parts | {name: np.where(share < 1.0, np.nan, part) for name, part in idle.items()}
-    return replace(
-        blocks,
-        parts=parts,
-        delay=blocks.delay * share,
-        intervals=blocks.intervals * share[:, blocks.interval_step],
-        caused=blocks.caused * share,
-        unsure=unsure + (blocks.unsure if blocks.unsure is not None else 0.0),
-    )
+    return _reduced(replace(blocks, parts=parts), share, unsure)
 
 
 def _as_launched(took: Floats, ran: Floats) -> bool:
     """Whether a GPU's forwards ``ran`` [N] ns, step by step, as long as its host ``took`` for them."""
     if len(took) < _TIMED_FORWARDS:
         return False
-    return _deviation(ran - took) < _THE_SAME * _deviation(took)
-
-
-def _deviation(values: Floats) -> float:
-    return float(median(np.abs(values - median(values))))
+    return spread(ran - took) < _THE_SAME * spread(took)
 
 
 def _least_waiting(phase: Floats) -> float:
@@ -566,13 +561,7 @@ def _late_by_unmarked_hosts(blocks: Blocks, collectives: Table, fed: Array) -> B
             slower = min(hosts.slower(row, steps) or 0.0, mean)
             share[row, steps] = slower / mean
             unsure[row] += (mean - slower) * float(steps.mean())
-    return replace(
-        blocks,
-        delay=blocks.delay * share,
-        intervals=blocks.intervals * share[:, blocks.interval_step],
-        caused=blocks.caused * share,
-        unsure=unsure,
-    )
+    return _reduced(blocks, share, unsure)
 
 
 class Hosts:

@@ -192,7 +192,7 @@ def peers_median(block: Floats) -> Floats:
     count = block.shape[0]
     if count < 2:
         return np.full_like(block, np.nan)
-    if count > CROWD or (count % 2 and not np.isnan(block).any()):
+    if count > CROWD:
         return np.broadcast_to(median(block, axis=0), block.shape)
     ranked = np.sort(block, axis=0)  # NaN goes last
     known = np.sum(~np.isnan(block), axis=0)
