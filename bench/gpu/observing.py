@@ -29,13 +29,13 @@ def library(kind: str) -> str:
         return ""
 
 
-def environment(hooks: str = "c") -> dict[str, str]:
-    """What has a process and its children write rings, in a directory of their own; ``hooks``: c or python."""
+def environment() -> dict[str, str]:
+    """What has a process and its children write rings, in a directory of their own."""
     return {
         **os.environ,
         "HINDMOST_JOB_ID": "bench",
         "HINDMOST_RING_DIR": tempfile.mkdtemp(prefix="hindmost-bench-", dir="/dev/shm"),
-        "HINDMOST_RING_MODULE": library("ring") if hooks == "c" else "",
+        "HINDMOST_RING_MODULE": library("ring"),
         "PYTHONPATH": os.pathsep.join([str(ROOT / "agent/hindmost/inject"), os.environ.get("PYTHONPATH", "")]),
     }
 

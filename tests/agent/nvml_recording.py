@@ -1,7 +1,6 @@
 # ruff: noqa: N802 - the stand-in is called as the real library is
-"""What NVIDIA's management library answered on a real machine, written down, and played back without one."""
+"""What NVIDIA's management library answered on a real machine, played back without one."""
 
-import ctypes
 import json
 from types import SimpleNamespace
 from typing import Any
@@ -15,76 +14,6 @@ MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
 def key(name: str, args: list[Any], kwargs: dict[str, Any]) -> str:
     """A call as one line: ``nvmlDeviceGetClockInfo["#1",2]``."""
     return name + json.dumps([*args, *([kwargs] if kwargs else [])], separators=(",", ":"))
-
-
-class RecordingNvml:
-    """The module ``pynvml`` with an ear: ``answers`` holds what each call returned, in turn, and each error's code."""
-
-    def __init__(self, lib: Any) -> None:
-        self._lib = lib
-        self._handles: dict[tuple[str, int], str] = {}
-        self._sampled: dict[str, str] = {}
-        self.constants: dict[str, int] = {}
-        self.answers: dict[str, list[Any]] = {}
-
-    def __getattr__(self, name: str) -> Any:
-        real = getattr(self._lib, name)
-        if isinstance(real, int):
-            self.constants[name] = real
-        if not name.startswith("nvml") or not callable(real):
-            return real
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            try:
-                answer = real(*args, **kwargs)
-            except self._lib.NVMLError as error:
-                self._note(key(name, [self._plain(arg) for arg in args], kwargs), {"error": error.value})
-                raise
-            self._hear(name, args, kwargs, answer)
-            return answer
-
-        return call
-
-    def _hear(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], answer: Any) -> None:
-        if name == FIELDS:  # one by one, because which are asked for together may change
-            for field, value in zip(args[1], answer, strict=True):
-                self._note(key(name, [self._plain(args[0]), self._plain(field)], {}), self._field(value))
-        elif name == METRICS:
-            request = args[0]
-            slots = [[slot.metricId, slot.nvmlReturn, slot.value] for slot in request.metrics[: request.numMetrics]]
-            self._note(key(name, [self._sampled[self._plain(request.sample2)]], {}), slots)
-        else:
-            if name == SAMPLE:
-                self._sampled[self._plain(args[1])] = self._plain(args[0])
-            self._note(key(name, [self._plain(arg) for arg in args], kwargs), self._plain(answer))
-
-    def _note(self, call: str, answer: Any) -> None:
-        before = self.answers.setdefault(call, [])
-        if not before or before[-1] != answer:
-            before.append(answer)
-
-    @staticmethod
-    def _field(value: Any) -> dict[str, Any]:
-        number = getattr(value.value, MEMBERS[value.valueType]) if value.nvmlReturn == 0 else None
-        return {
-            "nvmlReturn": value.nvmlReturn, "latencyUsec": value.latencyUsec, "valueType": value.valueType,
-            "value": number,
-        }  # fmt: skip
-
-    def _plain(self, value: Any) -> Any:
-        """As JSON has it; a pointer is ``#`` and a number of its own."""
-        if isinstance(value, bytes):
-            return value.decode()
-        if isinstance(value, list | tuple):
-            return [self._plain(one) for one in value]
-        if isinstance(value, ctypes._Pointer):
-            name = type(value).__name__, ctypes.cast(value, ctypes.c_void_p).value or 0
-            return self._handles.setdefault(name, f"#{len(self._handles) + 1}")
-        if isinstance(value, ctypes.Structure):
-            return {field[0]: self._plain(getattr(value, field[0])) for field in value._fields_}
-        if isinstance(value, int | float | str | None):
-            return value
-        return {name: self._plain(one) for name, one in vars(value).items()}
 
 
 class Handle(int):

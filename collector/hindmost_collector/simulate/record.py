@@ -32,7 +32,7 @@ FAULTS_A_SECOND = 2000.0
 #: Bytes that a rank writes to storage, a second in which it stands still for files; a job at work logs some.
 WRITTEN_A_SECOND, LOGGED_A_SECOND = 200e6, 20e3
 #: Activity of SMs, tensor cores and memory while a GPU computes: on an H200 matrix products reached 0.97, 0.94 and
-#: 0.17, copies 0.99, 0 and 0.89 (bench/gpu/agent_gpu.py); training has kernels of all kinds.
+#: 0.17, copies 0.99, 0 and 0.89 (bench/results/agent_gpu_1xh200.json); training has kernels of all kinds.
 ACTIVITY = {"compute": (0.97, 0.55, 0.3), "memory": (0.98, 0.1, 0.8)}
 _ACTIVE = tuple(f"hindmost_gpu_{what}_activity_ratio" for what in ("sm", "tensor", "dram"))
 
