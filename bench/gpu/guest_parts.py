@@ -25,6 +25,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
+import importlib
 import itertools
 import json
 import os
@@ -40,12 +41,8 @@ import time
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-import observing
-import parallel_phases
-import step_cost
-
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
 #: What is in, by mode: hooks, plugin, agent, collector.
 MODES = {
@@ -57,6 +54,8 @@ MODES = {
     "all": (True, True, True, True),
 }
 BLOCK_S = 2.0
+DRAWS = 4000
+ROOT = Path(__file__).parents[2]
 #: Steps before a block's first: the host is ahead of the GPU again, and parts that were stopped have caught up.
 WARM = 5
 
@@ -65,20 +64,16 @@ class Rank:
     """One process of a job: runs the commands that it reads from a socket."""
 
     def __init__(self, port: int, name: str) -> None:
-        self.rank = parallel_phases.Rank() if name == "observed" else _bare_rank(parallel_phases.Rank)
-        self.job = self.rank.jobs.JOBS["ddp"]()
-        self.observed = name == "observed"
-        self.mark = (lambda: step_cost.cuda_mark(self.rank.torch)) if self.rank.gpu else step_cost.HostMark
-        self.rank.timed(self.job, 10)
-        self.hooks = observing.Hooks(self.rank.torch) if self.observed else None
-        plugin = os.environ.get("NCCL_PROFILER_PLUGIN", "") if self.observed and self.rank.gpu else ""
+        self.torch = importlib.import_module("torch")
+        self.job = importlib.import_module("guest_parts_job").Job()
+        self.job.timed(10)
+        observed, gpu = name == "observed", self.torch.cuda.is_available()
+        self.hooks = Hooks(self.torch) if observed else None
+        plugin = os.environ.get("NCCL_PROFILER_PLUGIN", "") if observed and gpu else ""
         self.pause = ctypes.CDLL(plugin).hindmost_nccl_pause if plugin else lambda _: None
         self.line = socket.create_connection(("127.0.0.1", port)).makefile("rw")
-        self.say(job=name, rank=self.rank.rank, device=self._device())
-
-    def _device(self) -> str:
-        torch = self.rank.torch
-        return f"{torch.cuda.get_device_name()}, torch {torch.__version__}" if self.rank.gpu else "cpu"
+        device = f"{self.torch.cuda.get_device_name()}, torch {self.torch.__version__}" if gpu else "cpu"
+        self.say(job=name, rank=int(os.environ["RANK"]), device=device)
 
     def say(self, **what: Any) -> None:
         print(json.dumps(what), file=self.line, flush=True)
@@ -87,11 +82,11 @@ class Rank:
         for text in self.line:
             word, *numbers = text.split()
             if word == "fit":
-                took = self.rank.fit(self.job, float(numbers[0]))
+                took = self.job.fit(float(numbers[0]))
                 self.say(step_ms=took, size=self.job.size)
             elif word == "feed":
                 self.job.feed(int(numbers[0]))
-                self.say(step_ms=self.rank.timed(self.job, 10))
+                self.say(step_ms=self.job.timed(10))
             else:
                 self.say(step_ms=self.block(word, *map(int, numbers)))
 
@@ -101,21 +96,45 @@ class Rank:
             self.pause(not MODES[mode][1])
         for _ in range(warm):
             self.job.step()
-        start = self.mark()
+        start = self.job.mark()
         for _ in range(steps):
             self.job.step()
-        end = self.mark()
-        self.rank.jobs.settle()
+        end = self.job.mark()
+        self.job.settle()
         return float(start.elapsed_time(end)) / steps
 
 
-def _bare_rank(kind: Any) -> Any:
-    """A rank without a ring of its own to read."""
-    own, observing.own_ring = observing.own_ring, lambda *_: None
-    try:
-        return kind()
-    finally:
-        observing.own_ring = own
+class Hooks:
+    """Takes what the probe hooked in torch out of this process, and puts it back."""
+
+    def __init__(self, torch: Any) -> None:
+        loader = torch.utils.data.dataloader._BaseDataLoaderIter
+        places = [(loader, "__next__"), (torch.autograd, "backward")]
+        surrounded = [(owner, name, getattr(owner, name)) for owner, name in places]
+        #: Functions in whose place others are, and hooks that stand in the functions themselves.
+        self.surrounded = [place for place in surrounded if hasattr(place[2], "__wrapped__")]
+        recorder = importlib.import_module("hindmost.stepping").attached
+        self.entered = [hook for each in recorder._followers for hook in getattr(each, "entered", ())]
+        module = importlib.import_module("torch.optim.optimizer")
+        self.tables = [module._global_optimizer_pre_hooks, module._global_optimizer_post_hooks]
+        self.kept = [dict(table) for table in self.tables]
+        assert all(self.kept), "the probe is not in this process"
+        assert len(self.surrounded) + len(self.entered) == len(places), "the probe is not in all of its places"
+
+    def put(self, inside: bool) -> None:
+        for owner, name, function in self.surrounded:
+            setattr(owner, name, function if inside else innermost(function))
+        for hook in self.entered:
+            (hook.enter if inside else hook.leave)()
+        for table, kept in zip(self.tables, self.kept, strict=True):
+            table.clear()
+            table.update(kept if inside else {})
+
+
+def innermost(function: Any) -> Any:
+    while hasattr(function, "__wrapped__"):
+        function = function.__wrapped__
+    return function
 
 
 class Job:
@@ -129,8 +148,7 @@ class Job:
         line += ["--be", name, "--port", str(listener.getsockname()[1])]
         environ = {**os.environ, "OMP_NUM_THREADS": "1"}
         if name == "observed":
-            root = observing.ROOT
-            paths = [*(str(root / part) for part in ("agent", "collector", "proto")), environ.get("PYTHONPATH", "")]
+            paths = [*(str(ROOT / part) for part in ("agent", "collector", "proto")), environ.get("PYTHONPATH", "")]
             environ["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
             line = [sys.executable, "-m", "hindmost", "run", "--out", str(folder / "run"), "--", *line]
         self.log = (folder / f"{name}.log").open("w")
@@ -251,13 +269,20 @@ def measured(gpus: int, seconds: float, step_ms: float, modes: list[str], folder
 def difference(rounds: list[dict[str, list[float]]], base: str, mode: str) -> dict[str, Any]:
     """Of a step's time, in per cent: the mean over rounds with its 95 % interval, and the median with its."""
     values = [100 * (statistics.fmean(one[mode]) / statistics.fmean(one[base]) - 1) for one in rounds]
-    low, high = step_cost.interval(values, statistics.fmean)
+    low, high = interval(values, statistics.fmean)
     return {
         "percent": round(statistics.fmean(values), 4),
         "percent_95": [round(low, 4), round(high, 4)],
         "median_percent": round(statistics.median(values), 4),
-        "median_percent_95": [round(one, 4) for one in step_cost.interval(values, statistics.median)],
+        "median_percent_95": [round(one, 4) for one in interval(values, statistics.median)],
     }
+
+
+def interval(values: Sequence[float], of: Callable[[Sequence[float]], float]) -> tuple[float, float]:
+    """95 % bootstrap interval of a mean or median."""
+    draw = random.Random(11)  # noqa: S311 - a bootstrap
+    drawn = sorted(of(draw.choices(values, k=len(values))) for _ in range(DRAWS))
+    return drawn[int(0.025 * DRAWS)], drawn[int(0.975 * DRAWS)]
 
 
 def main() -> int:

@@ -79,8 +79,8 @@ def test_each_filled_cell_says_what_shows_it() -> None:
     assert [(row[0], cell) for row in MEASURED for cell in row[1:] if cell and not NOTE.search(cell)] == []
 
 
-def test_each_note_is_of_a_cell_and_names_a_test_or_a_bench() -> None:
-    """What is pointed to stands below, once, and is a test or a recorded run; and nothing else stands there."""
+def test_each_note_is_of_a_cell_and_names_a_test_or_a_commit() -> None:
+    """What is pointed to stands below, once, and is a test or the commit of a recorded run; and nothing else stands there."""
     used = {note for row in MEASURED for cell in row[1:] for note in NOTE.findall(cell)}
     assert sorted(note for note, _ in SHOWN) == sorted(used)
-    assert [note for note, by in SHOWN if not re.search(r"`(tests|bench|…)[/:]", by)] == []
+    assert [note for note, by in SHOWN if not re.search(r"`(tests|…)[/:]|of commit [0-9a-f]{8}", by)] == []
