@@ -14,7 +14,7 @@ from hindmost_collector.ingest.definitions import Definitions
 from hindmost_collector.ingest.packed_fields import packed
 from hindmost_collector.live.jobs import LiveJob
 from hindmost_collector.live.window import ALL_ROWS, LEAST_ROWS, ROWS, window_limit
-from hindmost_collector.store.parquet import segments
+from hindmost_collector.store.parquet import journal
 from hindmost_collector.store.parquet.store import read_run
 from hindmost_judge.judge import judge
 from hindmost_proto import telemetry_pb2 as wire
@@ -176,14 +176,14 @@ async def test_agents_are_forgotten_and_known_again(collecting, fake_agent, tmp_
 
 def test_journal_forgets_old_agents(tmp_path, monkeypatch):
     """Numbers of agents that sent nothing for thirty days are dropped when there are many; those of others stay."""
-    monkeypatch.setattr(segments, "LEAST_KEPT", 10)
+    monkeypatch.setattr(journal, "LEAST_KEPT", 10)
     days = [0.0]
-    made = segments.Journal(tmp_path, now=lambda: days[0] * DAY)
+    made = journal.Journal(tmp_path, now=lambda: days[0] * DAY)
     for number in range(200):
         days[0] = float(number * 2)
         made.commit([], sequences={f"agent{number}": number, "steady": number})
     made.close()
-    again = segments.Journal(tmp_path)
+    again = journal.Journal(tmp_path)
     again.close()
     assert len(again.state.sequences) <= 40
     assert again.state.sequences["steady"] == 199

@@ -80,7 +80,7 @@ def test_each_filled_cell_says_what_shows_it() -> None:
 
 
 def test_each_note_is_of_a_cell_and_names_a_test_or_a_commit() -> None:
-    """What is pointed to stands below, once, and is a test or the commit of a recorded run; and nothing else stands there."""
+    """What is pointed to stands below, once, and is a test or the commit of a run; and nothing else stands there."""
     used = {note for row in MEASURED for cell in row[1:] for note in NOTE.findall(cell)}
     assert sorted(note for note, _ in SHOWN) == sorted(used)
     assert [note for note, by in SHOWN if not re.search(r"`(tests|…)[/:]|of commit [0-9a-f]{8}", by)] == []

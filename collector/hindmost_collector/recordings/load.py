@@ -26,7 +26,7 @@ from hindmost_collector.recordings.tables import concatenate, has_rows, select, 
 from hindmost_collector.recordings.trace_files import UNREAD, Sample, is_archive, read_undamaged, sample, unpacked, walk
 from hindmost_collector.store import meta
 from hindmost_collector.store.clickhouse.client import is_url
-from hindmost_collector.store.parquet import segments
+from hindmost_collector.store.parquet import journal
 from hindmost_collector.store.parquet.run_directory import read_run, read_together
 
 if TYPE_CHECKING:
@@ -102,10 +102,10 @@ def find_run_directory(folder: Path) -> Path | None:
 def load_run_directory(folder: Path, now: Callable[[], float] = time.time) -> Run:
     """What the run directory recorded."""
     run = with_missing(read_run(folder))
-    if not rows(run.ranks) and segments.is_locked(folder):
+    if not rows(run.ranks) and journal.is_locked(folder):
         raise UsageError(_nothing_yet(folder))
     written = max((path.stat().st_mtime for path in folder.glob("segments/*")), default=0.0)
-    patience_s = UNLOCKED_S if segments.is_locked(folder) is False else _ABANDONED_S
+    patience_s = UNLOCKED_S if journal.is_locked(folder) is False else _ABANDONED_S
     return replace(run, job=replace(run.job, abandoned=run.job.ended_ns is None and now() - written > patience_s))
 
 
@@ -157,7 +157,7 @@ def _nothing_understood(path: Path, strangers: list[Sample]) -> str:
 
 def _of_a_run(path: Path) -> str | None:
     """What to give instead of a part of a run directory, or of one without rows yet; ``None`` where it is neither."""
-    if path.is_dir() and segments.is_locked(path):
+    if path.is_dir() and journal.is_locked(path):
         return _nothing_yet(path)
     run = next((parent for parent in path.absolute().parents[:3] if is_run(parent)), None)
     return None if run is None else f"{path}: a part of a run directory; give the run directory: {run}"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pyarrow as pa
 
 from hindmost_collector.store.arrow_tables import arrow_tables
-from hindmost_collector.store.parquet.segments import UnsettledError
+from hindmost_collector.store.parquet.journal import UnsettledError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

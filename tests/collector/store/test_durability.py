@@ -9,8 +9,8 @@ import sys
 import pytest
 from hindmost.errors import HindmostError
 from hindmost_collector.store import schema
-from hindmost_collector.store.parquet import segments
-from hindmost_collector.store.parquet.segments import Journal
+from hindmost_collector.store.parquet import journal, segments
+from hindmost_collector.store.parquet.journal import Journal
 from hindmost_collector.store.parquet.store import ParquetStore, read_run
 
 pytestmark = pytest.mark.torture
@@ -59,11 +59,11 @@ async def test_torn_segment_is_set_aside(collecting, fake_agent, tmp_path):
 def test_commit_is_finished_after_a_crash(tmp_path):
     """Renames that a crash left undone after the commit are done at the next start; without a commit they are not."""
     (tmp_path / "committed.tmp").write_text("rows")
-    journal = Journal(tmp_path)
-    real, journal.finish = journal.finish, lambda: None
-    journal.commit([("committed.tmp", "committed")], sequences={"a@n": 4})
-    journal.finish = real
-    journal.close()
+    first = Journal(tmp_path)
+    real, first.finish = first.finish, lambda: None
+    first.commit([("committed.tmp", "committed")], sequences={"a@n": 4})
+    first.finish = real
+    first.close()
     assert not (tmp_path / "committed").exists()
     again = Journal(tmp_path)
     assert (tmp_path / "committed").read_text() == "rows"
@@ -73,11 +73,11 @@ def test_commit_is_finished_after_a_crash(tmp_path):
 
 def test_a_commit_writes_what_moved(tmp_path):
     """The journal of a store that knew 5,000 agents has those that moved lately; after a restart all are known."""
-    journal = Journal(tmp_path)
+    first = Journal(tmp_path)
     everyone = {f"agent{number}@n": 1 for number in range(5000)}
     for sequences in (everyone, {"a@n": 2}, {"a@n": 3}, {"b@n": 1}):
-        journal.commit([], sequences=sequences)
-    journal.close()
+        first.commit([], sequences=sequences)
+    first.close()
     assert (tmp_path / ".journal.json").stat().st_size < 500
     again = Journal(tmp_path)
     assert again.state.sequences == everyone | {"a@n": 3, "b@n": 1}
@@ -86,20 +86,20 @@ def test_a_commit_writes_what_moved(tmp_path):
 
 def test_a_new_base_counts_from_its_commit_on(tmp_path, monkeypatch):
     """Where a crash or a full disk comes before the commit that names it, the old one counts; unnamed ones go."""
-    monkeypatch.setattr(segments, "LEAST_KEPT", 1)
-    journal = Journal(tmp_path)
+    monkeypatch.setattr(journal, "LEAST_KEPT", 1)
+    first = Journal(tmp_path)
     for number in range(5):
-        journal.commit([], sequences={f"a{number}@n": number})
-    before = dict(journal.state.sequences)
+        first.commit([], sequences={f"a{number}@n": number})
+    before = dict(first.state.sequences)
 
     def full(*_):
         raise OSError(errno.ENOSPC, "full")
 
-    monkeypatch.setattr(segments, "replace_files", full)
+    monkeypatch.setattr(journal, "replace_files", full)
     for number in range(3):
         with pytest.raises(OSError, match="full"):
-            journal.commit([], sequences={f"b{number}@n": number})
-    journal.close()
+            first.commit([], sequences={f"b{number}@n": number})
+    first.close()
     monkeypatch.undo()
     again = Journal(tmp_path)
     assert again.state.sequences == before
@@ -150,9 +150,6 @@ def test_one_writer_a_store(tmp_path):
 
 async def test_disk_full_degrades_and_recovers(collecting, fake_agent, tmp_path, monkeypatch):
     """While the disk is full nothing is acknowledged and readiness says why; afterwards everything is stored."""
-    import errno
-
-    from hindmost_collector.store.parquet import segments
 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")

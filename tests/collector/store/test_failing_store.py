@@ -8,7 +8,7 @@ import threading
 import duckdb
 import pytest
 from hindmost_collector import collector as maintenance
-from hindmost_collector.store.parquet import segments
+from hindmost_collector.store.parquet import journal, segments
 from hindmost_collector.store.parquet.compaction import Upkeep
 from hindmost_collector.store.parquet.store import ParquetStore, folder, read_run
 
@@ -91,7 +91,7 @@ async def test_retention_makes_room_on_a_full_disk(collecting, fake_agent, tmp_p
 
 async def test_committed_rows_are_not_written_twice(collecting, fake_agent, tmp_path, monkeypatch):
     """A disk that fails between the commit and its renames doubles nothing, and nothing is acknowledged before them."""
-    real = segments.sync_directory
+    real = journal.sync_directory
     failed = []
 
     def once(directory):
@@ -104,7 +104,7 @@ async def test_committed_rows_are_not_written_twice(collecting, fake_agent, tmp_
         agent = fake_agent(collector.addresses["grpc"])
         await agent.connect()
         await agent.deliver([0])
-        monkeypatch.setattr(segments, "sync_directory", once)
+        monkeypatch.setattr(journal, "sync_directory", once)
         await agent.send(agent.batch(1))
         await until(lambda: len(failed) == 3)
         acked = agent.acked
@@ -120,7 +120,7 @@ def test_stack_is_written_with_its_commit(tmp_path, monkeypatch):
     """A stack dump becomes a file when the journal commits it, and not before."""
     store = ParquetStore(tmp_path, single=False)
     with monkeypatch.context() as patch:
-        patch.setattr(segments.Journal, "commit", full)
+        patch.setattr(journal.Journal, "commit", full)
         with pytest.raises(OSError, match="No space"):
             store.write({}, {"a@n": 1}, files={("j", "stacks/3.txt"): b"here"})
     assert list((tmp_path / "j").rglob("*.txt*")) == []

@@ -12,7 +12,7 @@ from hindmost.errors import UsageError
 from hindmost_cli import query
 from hindmost_collector.store import schema
 from hindmost_collector.store.arrow_tables import in_order
-from hindmost_collector.store.parquet import compaction, segments
+from hindmost_collector.store.parquet import compaction, journal, segments
 from hindmost_collector.store.parquet.compaction import LEAST_SEGMENTS as LEAST
 from hindmost_collector.store.parquet.compaction import Retention, Upkeep
 from hindmost_collector.store.parquet.store import ParquetStore
@@ -126,7 +126,7 @@ def test_a_full_store_is_surveyed_when_what_goes_next_is_unknown(store, tmp_path
 def test_compaction_survives_a_crash(store, tmp_path, monkeypatch):
     """Killed after the commit and before the swap, the next start finishes it: no row is lost or doubled."""
     with monkeypatch.context() as patch:
-        patch.setattr(segments.Journal, "finish", lambda _: None)
+        patch.setattr(journal.Journal, "finish", lambda _: None)
         Upkeep(store, Retention()).compact()
         store.close()
     again = ParquetStore(tmp_path, single=False)

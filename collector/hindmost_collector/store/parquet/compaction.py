@@ -27,7 +27,7 @@ from hindmost.errors import HindmostError
 from hindmost_collector.store import schema
 from hindmost_collector.store.arrow_tables import levels
 from hindmost_collector.store.parquet import segments
-from hindmost_collector.store.parquet.segments import TEMPORARY
+from hindmost_collector.store.parquet.journal import TEMPORARY
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

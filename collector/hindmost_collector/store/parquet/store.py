@@ -21,8 +21,8 @@ from hindmost.errors import HindmostError
 
 from hindmost_collector.store import meta
 from hindmost_collector.store.parquet import segments
+from hindmost_collector.store.parquet.journal import TEMPORARY, Journal, UnsettledError, write_durably, write_synced
 from hindmost_collector.store.parquet.run_directory import read_run
-from hindmost_collector.store.parquet.segments import TEMPORARY, Journal, UnsettledError, write_durably, write_synced
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
