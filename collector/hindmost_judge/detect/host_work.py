@@ -168,13 +168,16 @@ def _delays_of_rank(
     """The persistent delays of one rank in one phase, from the delays of all in each step [R, S]; all in ns.
 
     What its ``peers`` (rows) differ by in the same steps is noise, too: it shows how far hosts drift. Of fewer peers
-    only the rank's own series does.
+    only the rank's own series does. A change of the level counts as drift in the test of a segment, and not in the
+    search for such changes.
     """
     series, cohort = segmentation.clipped(behind_peers[row, turn // 2 :: turn]), len(peers) >= FEW_RANKS
     drifts = turn == 1 and not cohort
-    sigma = max(segmentation.noise(series, drifts=drifts) * float(np.sqrt(turn)), 1.0)
+    within = series - segmentation.levels(series, drifts=False)
+    noises = [segmentation.noise(one, drifts=drifts) * float(np.sqrt(turn)) for one in (series, within)]
+    sigma, least_noise = max(noises[0], 1.0), max(min(noises), 1.0)
     series = np.repeat(series, turn)[: behind_peers.shape[1]]
-    bounds = _without_minor_changes(series, segmentation.segments(series, sigma))
+    bounds = _without_minor_changes(series, segmentation.segments(series, least_noise))
     for first, stop in itertools.pairwise(bounds):
         level = float(series[first:stop].mean())
         differ = spread(median(behind_peers[peers, first:stop], axis=1)) if cohort else 0.0

@@ -258,13 +258,13 @@ def _first_blocked(timeline: Timeline, ends: Floats, first_possible: int, last_p
         return first_possible
     places = np.arange(first, last_possible + 1)
     spreads = []
-    for place in (timeline.launched, *places.tolist()):
+    for place in (timeline.launched, first - 1, *places.tolist()):
         after = _time_after_gpu(timeline, ends, place)[row][ahead[row, place // phases :]]
         spreads.append(_spread(after))
     if np.isnan(spreads).any():
         return first_possible
-    unblocked, least = spreads[0], min(spreads[1:])  # a host that launches a collective is not blocked there
-    before, spread = np.array(spreads[:-1]), np.array(spreads[1:])
+    unblocked, least = spreads[0], min(spreads[2:])  # a host that launches a collective is not blocked there
+    before, spread = np.array(spreads[1:-1]), np.array(spreads[2:])
     possible = places >= first_possible
     tight = spread <= np.maximum(_SPREAD_RATIO * least, np.where(possible, np.sqrt(least * unblocked), 0.0))
     blocked = np.flatnonzero(tight & (possible | (_SPREAD_RATIO * spread <= before)))

@@ -74,10 +74,10 @@ def segments(series: Floats, sigma: float) -> list[int]:
     return bounds
 
 
-def levels(series: Floats) -> Floats:
+def levels(series: Floats, *, drifts: bool = True) -> Floats:
     """[S] the mean, without stalls, of the segment that each step of a series [S] is in."""
     series = clipped(series)
-    bounds = segments(series, max(noise(series), 1.0))
+    bounds = segments(series, max(noise(series, drifts=drifts), 1.0))
     return np.repeat([series[first:stop].mean() for first, stop in itertools.pairwise(bounds)], np.diff(bounds))
 
 

@@ -24,6 +24,18 @@ def test_hosts_that_are_ahead_wait_where_no_mark_precedes_the_gpu(waits: str) ->
     assert (found.phase, found.lag) == WAITS[waits]
 
 
+def test_hosts_that_are_steps_ahead_wait_at_the_limit_of_their_queue_also_if_they_seldom_reach_it() -> None:
+    """One of two hosts gets five steps ahead, waits for a while, and is slowly caught up with."""
+    own = work(2, 260)
+    own[INPUT, 1, 20:120] += 3.0
+    own[INPUT, 0, 120:] += 0.5
+    found = self_time.build_lanes(run(own, 5.0, waits="before", lag=6))
+    assert found.wait is not None
+    assert (found.wait.phase, found.wait.lag) == (FORWARD, 6)
+    (delay,) = host_work.find_delays(found, 0.8 * MS, 8 * MS)
+    assert (delay.row, delay.phase) == (1, INPUT)
+
+
 @pytest.mark.parametrize("waits", WAITS)
 def test_hosts_wait_where_they_follow_their_gpus_at_once(waits: str) -> None:
     """Their clocks may be off by more than they are ahead: several places look as if they came after the GPU's end."""
@@ -190,6 +202,16 @@ def test_a_slow_host_is_found_with_its_phase_and_its_onset(waits: str) -> None:
     assert (found.row, found.phase, found.stop) == (1, FORWARD, 160)
     assert abs(found.first - 60) <= 3
     assert found.level == pytest.approx(5.0 * MS, rel=0.1)
+
+
+@pytest.mark.parametrize("waits", WAITS)
+def test_a_slow_host_is_found_although_two_hosts_drifted_before(waits: str) -> None:
+    """Each of two hosts was 5 ms slower for a while. From step 148 on one is 9 ms slower."""
+    own = work(2, 258, noise=0.05)
+    own[INPUT, 0] += np.repeat([5.0, 1.0, 1.0, -5.0, 9.0], [34, 32, 32, 50, 110])
+    (found,) = host_work.find_delays(self_time.build_lanes(run(own, 5.0, waits=waits)), 0.8 * MS, 8 * MS)
+    assert (found.row, found.phase, found.stop) == (0, INPUT, 258)
+    assert abs(found.first - 148) <= 3
 
 
 def test_a_slow_host_is_found_once() -> None:

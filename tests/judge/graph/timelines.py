@@ -7,11 +7,13 @@ PHASES = ("input", "forward", "backward", "other", "between")
 MS = 1e6
 
 
-def run(host: Floats, gpu: float, *, waits: str, transfer: float = 0.5, launches: bool = True) -> Timeline:
+def run(
+    host: Floats, gpu: float, *, waits: str, lag: int = 1, transfer: float = 0.5, launches: bool = True
+) -> Timeline:
     """The timeline of hosts with this work [P, R, S] ms, and GPUs that take ``gpu`` ms for what a step launches.
 
-    Hosts wait for the last collective of the ``step`` before ``other`` ends, of the step before as ``forward`` ends
-    (``before``), or as it begins (``copy``).
+    Hosts wait for the last collective of the ``step`` before ``other`` ends, of the step ``lag`` before as ``forward``
+    ends (``before``), or of the step before as it begins (``copy``).
     """
     phases, ranks, steps = host.shape
     now, busy = np.zeros(ranks), np.zeros(ranks)
@@ -25,8 +27,8 @@ def run(host: Floats, gpu: float, *, waits: str, transfer: float = 0.5, launches
             if phase == PHASES.index("forward") and waits == "copy":
                 free = np.maximum(now, end + 1.0)
             after = free + host[phase, :, step]
-            if phase == PHASES.index("forward") and waits == "before":
-                after = np.maximum(after, end + 1.0)
+            if phase == PHASES.index("forward") and waits == "before" and step >= lag:
+                after = np.maximum(after, left[:, step - lag] + 1.0)
             if phase == PHASES.index("other") and waits == "step":
                 after = np.maximum(after, end + 0.2)
             spent[phase, :, step], now = after - now, after
