@@ -46,11 +46,13 @@ _LAYERS = 128
 _LARGE = 0.5
 #: Within a segment, the time between two steps stays below this many times the usual.
 _GAP = 8.0
+#: The first step's collectives begin within this many times a usual step.
+_FIRST = 2.0
+#: Steps by which inferred and marked numbers are matched.
+_EARLIEST = 20
 #: A step is long from this many times the typical one on. If this many long steps make up this share of the time, parts
 #: of steps were taken for steps; steps that wait for each worker of a loader in turn make up less.
 _LONG, _LONG_ONES, _LONG_SHARE = 3.0, 10, 0.67
-#: Steps by which inferred and marked numbers are matched.
-_EARLIEST = 20
 
 
 def period(tokens: Ints) -> int | None:
@@ -153,18 +155,21 @@ def _numbered(found: Ints, marks: Marks | None) -> Ints:
 
     The lowest offset of a segment's earliest steps counts: hosts get ahead of their GPUs, never behind. A segment
     ends where much more time passes than a step takes: something was left out there, or the job did something else.
+    What begins a step or two after the first mark is of that one, however far hosts are ahead by then.
     """
     inside = np.flatnonzero(found >= 0)
     if marks is None or not len(marks.number) or not len(inside):
         return found
     numbers, first, which = np.unique(found[inside], return_index=True, return_inverse=True)
     at = marks.at[inside[first]]
-    segment = np.cumsum(np.append(False, np.diff(at) > _GAP * float(median(np.diff(at))))) if len(at) > 2 else 0 * first
+    usual = float(median(np.diff(at))) if len(at) > 2 else np.inf
+    segment = np.cumsum(np.append(False, np.diff(at) > _GAP * usual))
     out = numbers.copy()
+    from_start = at[0] < marks.start[0] + _FIRST * usual and not (marks.at[: inside[0]] >= marks.start[0]).any()
     for one in np.unique(segment):
         mine = np.flatnonzero(segment == one)
-        shift = _shift(numbers[mine], at[mine], marks)
         floor = out[mine[0] - 1] + 1 - numbers[mine[0]] if mine[0] else int(marks.number[0])
+        shift = floor if from_start and not mine[0] else _shift(numbers[mine], at[mine], marks)
         out[mine] = numbers[mine] + max(shift, floor)
     numbered = found.copy()
     numbered[inside] = out[which]
@@ -223,27 +228,28 @@ def _marked_place(marks: Marks | None, first: int, gaps: Floats, count: int) -> 
 def _matches(tokens: Ints, pattern: Ints, may_begin: Array) -> list[int]:
     """Where the pattern occurs, without overlap, in order, beginning at one of the places ``may_begin`` [K]; and right
     before and after those, unless one that may begin lies within: for a part of the job a step may begin sooner.
+
+    There those of two groups may come in another order, which is no matter of either: the same ones are a step.
     """
     length = len(pattern)
     equal = np.ones(max(len(tokens) - length + 1, 0), bool)
     for offset, token in enumerate(pattern):
         equal &= tokens[offset : offset + len(equal)] == token
+    drawn = np.random.default_rng(0).integers(1 << 40, size=int(tokens.max(initial=0)) + 1)
+    sums = np.append(0, np.cumsum(drawn[tokens]))  # of random numbers: equal where the same tokens are
+    alike = sums[length:] - sums[:-length] == drawn[pattern].sum()
     found: list[int] = []
     next_free = 0
-    for begin in np.flatnonzero(equal & may_begin[: len(equal)]).tolist():
-        if begin < next_free:
-            continue
-        while found and next_free + length <= begin and equal[next_free]:
+    for begin in [*np.flatnonzero(equal & may_begin[: len(equal)]).tolist(), len(tokens)]:
+        while found and next_free + length <= begin and alike[next_free]:
             found.append(next_free)
             next_free += length
-        before: list[int] = []
-        while begin - (len(before) + 1) * length >= next_free and equal[begin - (len(before) + 1) * length]:
-            before.append(begin - (len(before) + 1) * length)
-        found += [*reversed(before), begin]
-        next_free = begin + length
-    while found and next_free < len(equal) and equal[next_free]:
-        found.append(next_free)
-        next_free += length
+        if next_free <= begin < len(tokens):
+            first = begin
+            while first - length >= next_free and alike[first - length]:
+                first -= length
+            found += range(first, begin + 1, length)
+            next_free = begin + length
     return found
 
 

@@ -108,3 +108,28 @@ def test_steps_that_begin_sooner_than_most_are_steps_too() -> None:
     begins = 2 + 3 * LAYERS * np.arange(STEPS)
     gap[begins[25:]] *= 2.2
     assert infer(tokens, gap, marks)[begins].tolist() == list(range(STEPS))
+
+
+@pytest.mark.parametrize("lead", [1, 6])
+def test_a_host_that_is_ahead_of_its_gpu_moves_no_number(lead: int) -> None:
+    """While the GPU computes its first step the host launches the next ones: those are the GPU's first all the same."""
+    tokens, gap, marks = layered()
+    hosts_ahead = Marks(marks.number, marks.start / (1 + lead), marks.at)
+    found = infer(tokens, gap, hosts_ahead)
+    assert (found[2], found[-1]) == (0, STEPS - 1)
+
+
+def test_calls_of_which_the_first_are_not_recorded_are_of_the_steps_in_which_they_are() -> None:
+    """The record begins with step 10; hosts marked all steps."""
+    tokens, gap, marks = layered()
+    first = 2 + 10 * 3 * LAYERS
+    found = infer(tokens[first:], gap[first:], Marks(marks.number, marks.start, marks.at[first:] - 0.6 * STEP))
+    assert (found[0], found[-1]) == (10, STEPS - 1)
+
+
+def test_two_groups_whose_calls_change_places_make_the_same_steps() -> None:
+    """A group's own calls keep their order; in every eighth step one comes before another group's, not after it."""
+    tokens, gap, marks = layered()
+    expected = infer(tokens, gap, marks)
+    tokens[2:].reshape(STEPS, -1)[5::8, [16, 17]] = [2, 1]
+    assert infer(tokens, gap, marks).tolist() == expected.tolist()
