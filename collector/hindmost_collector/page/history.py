@@ -29,6 +29,8 @@ _OPEN_S = 30.0
 _BACK = 5
 #: Steps whose pace is the present one.
 _NEWEST = 20
+#: The plane that is a share of a step's collectives, not of its time: a long step counts no more than another.
+_OF_STEPS = "last"
 
 
 def cells_of(jobs: int) -> int:
@@ -179,7 +181,7 @@ class StepHistory:
             column = np.full((len(self.ranks), len(bucket)), np.nan, np.float32)
             if name in seen.planes:
                 block = seen.planes[name][:, new]
-                column[place] = _shares(block * period if name == "last" else block, period, starts)
+                column[place] = _shares(block, np.ones(len(new)) if name == _OF_STEPS else period, starts)
             self._planes[name] = np.concatenate([before, column], axis=1)
         self._first = np.append(self._first, bucket * self._width)
         self._count = np.append(self._count, np.diff(bounds))
@@ -196,13 +198,18 @@ class StepHistory:
             return
         starts = np.flatnonzero(np.diff(group, prepend=group[0] - 1))
         for name, before in self._planes.items():
-            self._planes[name] = _shares(before * self._ns, self._ns, starts).astype(np.float32)
+            weight = self._weight(name)
+            self._planes[name] = _shares(before * weight, weight, starts).astype(np.float32)
         weight = np.add.reduceat(self._count, starts)
         self._median = np.add.reduceat(self._median * self._count, starts) / weight
         self._slow = np.maximum.reduceat(self._slow, starts)
         self._count, self._ns = weight, np.add.reduceat(self._ns, starts)
         self._saved = np.logical_or.reduceat(self._saved, starts)
         self._first = group[starts] * self._width
+
+    def _weight(self, name: str) -> Floats:
+        """[C] what each column counts for in a mean: of a share of steps its steps, of a share of time its time."""
+        return self._count.astype(np.float64) if name == _OF_STEPS else self._ns
 
     @property
     def last_step(self) -> int:
@@ -239,7 +246,8 @@ class StepHistory:
                 return None
             held_here = slice(int(at[0]), int(at[-1]) + 1)
             ns = self._ns[held_here]
-            shares = {name: _mean(block[:, held_here], ns) for name, block in self._planes.items()}
+            weighed = ((name, block, self._weight(name)) for name, block in self._planes.items())
+            shares = {name: _mean(block[:, held_here], weight[held_here]) for name, block, weight in weighed}
             until = self._last if at[-1] == len(self._first) - 1 else int(self._first[at[-1] + 1]) - 1
             steps = int(self._count[held_here].sum())
             step_ms = float(ns.sum()) / steps / 1e6

@@ -38,6 +38,21 @@ def test_means_do_not_change_as_columns_become_wider() -> None:
     assert [one.shares["delay"][1] * one.step_ms for one in (early, late)] == pytest.approx([2.0, 4.0])
 
 
+def test_how_often_a_rank_is_last_is_counted_in_steps_not_in_time() -> None:
+    """A step that takes nine times as long is one step: page and report give the same share, however wide columns are."""
+    found = late_steps(0, 799)
+    long = np.arange(800) % 4 == 0
+    last = np.stack([long, ~long, np.zeros(800, bool)]).astype(np.float64)
+    found = dataclasses.replace(found, period=np.where(long, 9.0, 1.0) * found.period)
+    found = dataclasses.replace(found, planes={**found.planes, "last": last})
+    for cells in (10**6, 3 * 6 * LEAST):
+        history = StepHistory(cells=cells)
+        history.add(found)
+        means = history.means()
+        assert means is not None
+        assert means.shares["last"] == pytest.approx([0.25, 0.75, 0.0])
+
+
 def test_many_jobs_share_what_one_may_keep() -> None:
     """Of each of a thousand jobs there are fewer columns, with the same means."""
     history = StepHistory()

@@ -114,11 +114,12 @@ class File {
     const ranks = this.data.steps.ranks.length;
     const found = {};
     for (const [name, values] of Object.entries(shares)) {
+      const weight = name === "last" ? count : ns;
       found[name] = Float64Array.from({ length: ranks }, (_, rank) => {
         let total = 0, base = 0;
         for (const at of held) {
           const value = values[rank * first.length + at];
-          if (!Number.isNaN(value)) { total += value * ns[at]; base += ns[at]; }
+          if (!Number.isNaN(value)) { total += value * weight[at]; base += weight[at]; }
         }
         return base ? total / base : NaN;
       });
