@@ -92,7 +92,6 @@ def _of_those_that_meet(run: Run, settings: Settings) -> Report:
         found, more = _held_back(detect.Case(run, blocks, settings, tuple(found), cpu_sharing.find(run)))
         found = _still_matter(found)
         notes += more
-        notes = [note for note in notes if not any(one.evidence[0].startswith(note) for one in crowded_out)]
     if not run.incremental:
         notes += [*profiler_notes(blocks, phases.training(run.steps)), *communication.horovod_notes(run)]
     found = missing_ranks.without_doubtful_forwards(inconclusive.despite_exchanges(found, run, blocks), run, blocks)
@@ -103,6 +102,7 @@ def _of_those_that_meet(run: Run, settings: Settings) -> Report:
     slower = all_slower.find_slowed(blocks, found) if blocks is not None and stop is None else None
     found = all_slower.with_slowed(found, slower)
     found = inconclusive.with_unread_steps(found, run, blocks)
+    notes = [note for note in notes if not any(line.startswith(note) for one in found for line in one.evidence)]
     if blocks is not None:
         found = [_with_loading(one, run, blocks) for one in found]
     notes += all_slower.slowed_note(slower, found)
@@ -392,4 +392,5 @@ def _nothing(run: Run, blocks: Blocks | None, settings: Settings) -> Verdict:
     shared = cpu_sharing.find(run)
     if shared is None:
         return balanced(blocks, savings.imbalance_cost(blocks), settings)
-    return oversubscribed.no_rank_named(shared, blocks, settings, partial(_cpu_use, run, blocks))
+    fewer = advice.fewer_ranks(run, shared.cpus)
+    return oversubscribed.no_rank_named(shared, blocks, settings, partial(_cpu_use, run, blocks), fewer)

@@ -283,13 +283,12 @@ def _too_many_ranks(facts: Facts) -> Advice | None:
     if use is not None and use.others > use.ranks:
         return None
     most = max(int(facts.cpus[node]), 1)
-    how = advice.of_ranks_per_node(facts.run.job.command, most, len(facts.ranks_on))
     return Advice(
         "ranks per node",
         f"{facts.ranks_on[node]} ranks share the {facts.cpus[node]:.0f} CPUs of {node}; the typical rank waits for one"
         f" {percent(waits)} of the time and has one {percent(used)}",
         f"more ranks than CPUs, waits of {percent(cpu_wait.QUEUED)} of the time, CPUs {percent(FULL)} busy",
-        f"at most {most} rank{'s' * (most > 1)} per node" + (f": {how}" if how else ""),
+        advice.fewer_ranks(facts.run, most),
         waits / (waits + used),
     )
 

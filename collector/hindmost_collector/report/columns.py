@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 from hindmost_judge.job_command import script, split
 from hindmost_judge.model import OTHER, PHASES
-from hindmost_judge.verdict.schema import STOPS
+from hindmost_judge.verdict.schema import STOPS, UNSURE
 from hindmost_judge.verdict.wording import OTHERS_USE, STOP_OTHERS, UNMEASURED, as_exchanges, duration, percent
 
 _CAUSES = {
@@ -62,11 +62,13 @@ def on_bound(report: Mapping[str, Any]) -> str:
     """What to do about the line on what limits the job; empty where nothing is, or a verdict says it."""
     by = report["job"]["bound"]["by"] if bound(report) else ""
     said = by == "cpu" and any(verdict.get("cause") == "cpu_contention" for verdict in report["verdicts"])
-    text = _DO_ON.get(by, "")
-    if by == "cpu" and OTHERS_USE in report["job"]["bound"]["evidence"]:
-        text = STOP_OTHERS
-        said |= any(line.startswith(text) for verdict in report["verdicts"] for line in verdict.get("advice") or ())
-    return "" if said else text
+    text = STOP_OTHERS if by == "cpu" and OTHERS_USE in report["job"]["bound"]["evidence"] else _DO_ON.get(by, "")
+    return "" if said or says(report, text) else text
+
+
+def says(report: Mapping[str, Any], do: str) -> bool:
+    """Whether a verdict's advice has that already."""
+    return any(do in line for verdict in report["verdicts"] for line in verdict.get("advice") or ())
 
 
 #: A verdict that costs this share of the step stands before a limit, which is reported from half of the time on.
@@ -79,7 +81,14 @@ def limits_more(report: Mapping[str, Any]) -> bool:
     costs = [verdict["cost_ratio"] for verdict in report["verdicts"] if verdict.get("cost_ratio")]
     limit = report["job"].get("bound") or {"by": "", "evidence": ""}
     of_the_job = limit["by"] == "cpu" and OTHERS_USE not in limit["evidence"]
-    return of_the_job and bool(costs) and max(costs) < _BEFORE_A_LIMIT
+    return of_the_job and max(costs, default=0.0 if _unsure(report) else 1.0) < _BEFORE_A_LIMIT
+
+
+def _unsure(report: Mapping[str, Any]) -> bool:
+    """Whether it is not known if a rank is slow."""
+    first = report["verdicts"][0]
+    sure = first.get("confidence")
+    return bool(first["kind"] in ("balanced", "insufficient_data") and (sure is None or sure <= UNSURE))
 
 
 _DO_ON = {

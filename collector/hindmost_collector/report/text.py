@@ -288,7 +288,8 @@ def _that_fit(widths: Sequence[int], width: int) -> Iterator[tuple[int, int]]:
 def _settings(report: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """The settings that are worth trying."""
     advice = (report.get("sections") or {}).get("advice") or {}
-    return [setting for setting in advice.get("settings", ()) if (setting["share"] or 0.0) >= _TRIED]
+    found = (one for one in advice.get("settings", ()) if (one["share"] or 0.0) >= _TRIED)
+    return [one for one in found if not columns.says(report, one["set"])]
 
 
 def _limit(report: Mapping[str, Any], *, also: bool) -> Iterator[RenderableType]:

@@ -73,7 +73,8 @@ class Cause:
 
     ``beyond`` is how many times the visible delay the cause's own measurement is. In backward, collectives queue,
     and how much later a slow GPU's gradients get is not visible. ``hidden`` ns a step of the rest show between
-    collectives.
+    collectives. ``queued`` ns a step of computing are no CPU time: for as long it waits for a CPU, as its peers do for
+    the same work.
     """
 
     cause: str
@@ -83,6 +84,7 @@ class Cause:
     remark: str | None = None
     beyond: float = 1.0
     hidden: float = 0.0
+    queued: float = 0.0
 
 
 def explain(blocks: Blocks, row: int, columns: Array, settings: Settings, between: float = 0.0) -> Cause:
@@ -100,6 +102,7 @@ def explain(blocks: Blocks, row: int, columns: Array, settings: Settings, betwee
         return Cause("unknown")
     fractions = {name: float(np.clip(ns / delay, 0.0, 1.0)) for name, ns in shares.items()}
     listed = tuple(sorted(shares.items(), key=lambda item: -item[1]))
+    queued = min(_queued_with(blocks, row, columns), max(shares.get("compute", 0.0), 0.0))
     order = _GPU_FIRST if "gpu_forward" in blocks.parts or blocks.computing is not None else _HOST_FIRST
     for name in order:
         if fractions.get(name, 0.0) >= settings.min_explained:
@@ -113,12 +116,13 @@ def explain(blocks: Blocks, row: int, columns: Array, settings: Settings, betwee
             if name == "compute":  # but for what shows ``between`` collectives, which is known in full
                 phases = _shares(blocks, row, columns, 0.0) if between else shares
                 beyond = _beyond(blocks, phases.get(name, 0.0) / delay)
-            return Cause(why, fractions[name], name if why == "unknown" else None, listed, remark, beyond)
+            partial = name if why == "unknown" else None
+            return Cause(why, fractions[name], partial, listed, remark, beyond, queued=queued)
     more = slow_computing.more_work(blocks, row, columns, settings)
     if more is not None:  # of work launched later, too: more samples lengthen all in their ratio
-        return Cause("workload", sum(fractions.values()), None, listed, more)
+        return Cause("workload", sum(fractions.values()), None, listed, more, queued=queued)
     best = max(fractions, key=lambda name: fractions[name])
-    return Cause("unknown", fractions[best], best if fractions[best] > 0 else None, listed)
+    return Cause("unknown", fractions[best], best if fractions[best] > 0 else None, listed, queued=queued)
 
 
 def typical(blocks: Blocks, row: int, columns: Array, settings: Settings) -> Array:
@@ -240,6 +244,15 @@ def _charge_rest(blocks: Blocks, row: int, columns: Array, found: dict[str, floa
     queued = float(np.clip(found.get("cpu_contention", 0.0), 0.0, more - ran))
     found["compute"] = found.get("compute", 0.0) + ran
     found["blocked"] = found.get("blocked", 0.0) + more - ran - queued
+
+
+def _queued_with(blocks: Blocks, row: int, columns: Array) -> float:
+    """Ns a step of what counts as computing for which a rank waits for a CPU, measured between collectives."""
+    cpu, queue = (blocks.parts.get(name) for name in ("self_cpu", "self_runqueue"))
+    if cpu is None or queue is None:
+        return 0.0
+    found = _of_processor(blocks, row, columns, cpu, queue)["compute"]
+    return max(found - excess_of(cpu, row, columns), 0.0)
 
 
 def _of_processor(blocks: Blocks, row: int, columns: Array, cpu: Floats, runqueue: Floats | None) -> dict[str, float]:

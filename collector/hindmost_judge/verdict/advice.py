@@ -273,6 +273,12 @@ def of_ranks_per_node(command: str | None, each: int, nodes: int) -> str:
     return " or ".join(text if known[:1] else f"{text} ({whose})" for whose, text in spread.items())
 
 
+def fewer_ranks(run: Run, each: int) -> str:
+    """``at most 2 ranks per node: `mpirun -np 2```, with the command where its launcher is known."""
+    how = of_ranks_per_node(run.job.command, each, len({*run.ranks["node"].tolist()}))
+    return f"at most {each} rank{'s' * (each > 1)} per node" + (f": {how}" if how else "")
+
+
 _NUMACTL = "`numactl --cpunodebind=N --membind=N`"
 #: How launchers give each rank a CPU of its own, and how they keep it on one NUMA node.
 _BINDING = {

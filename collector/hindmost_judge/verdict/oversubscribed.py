@@ -200,7 +200,20 @@ def _of_needs(blocks: Blocks, settings: Settings, whole_steps: bool = False) -> 
         slowdown for slowdown in straggler.find(needs, settings, shared=True) if slowdown.delay >= least(slowdown)
     ]
     found, notes = of_slowdowns(slowdowns, needs, settings)
+    found = [replace(one, evidence=(*one.evidence, *_later_by(one, blocks, needs))) for one in found]
     return [replace(one, shown_ms=None) for one in found], notes  # needs are no delay, which may show any part
+
+
+def _later_by(one: Verdict, blocks: Blocks, needs: Blocks) -> list[str]:
+    """How much later these ranks are than by what they need, and what of that they wait for a CPU."""
+    queue, found = blocks.parts.get("self_runqueue"), []
+    columns = np.arange(*savings.span_of(one, blocks))
+    for row in np.flatnonzero(np.isin(blocks.ranks, one.ranks)).tolist():
+        whose = f"rank {int(blocks.ranks[row])}: " if len(one.ranks) > 1 else ""
+        late, need = (average(of.delay[row, columns]) for of in (blocks, needs))
+        queued = 0.0 if queue is None else table.excess_of(queue, row, columns)
+        found += wording.later_by(whose, late, need, queued)
+    return found
 
 
 def _at_most(verdict: Verdict, blocks: Blocks, shared: Sharing) -> Verdict:
@@ -238,20 +251,29 @@ def _not_named(late: list[Verdict], blocks: Blocks, settings: Settings) -> str:
 
 
 def no_rank_named(
-    shared: Sharing, blocks: Blocks, settings: Settings, use: Callable[[], Mapping[str, CpuUse]] = dict
+    shared: Sharing,
+    blocks: Blocks,
+    settings: Settings,
+    use: Callable[[], Mapping[str, CpuUse]] = dict,
+    fewer: str = "fewer ranks per node",
 ) -> Verdict:
     """The verdict without a name: inconclusive if ranks wait for an unknown reason, since none can be cleared; else how
-    even the ranks are. ``use`` says of nodes who uses their CPUs; asked only where that decides what to do."""
+    even the ranks are. ``use`` says of nodes who uses their CPUs; asked only where that decides what to do. ``fewer``
+    is how to start as many ranks as there are CPUs."""
     row, columns = wording.waited_for_most(blocks), np.arange(len(blocks.steps))
     queued = row is not None and _queued(blocks, row, columns, settings)
     much = row is not None and float(np.nan_to_num(blocks.caused[row]).mean()) >= _COUNTS * blocks.step_ns
     if row is None or queued or not much or len(columns) < _ENOUGH:
         needs = cpu_sharing.on_needs(blocks)
         found = balanced(blocks, savings.imbalance_cost(blocks), settings, needs, queued=queued)
-        return found if needs is None or not found.advice else replace(found, advice=telling_on_shared_cpus(use()))
+        if not found.advice:
+            return found
+        first = f"{shared}, which can make any of them late"
+        advice = telling_on_shared_cpus(use(), fewer)
+        return replace(found, evidence=(f"{first}: {found.evidence[0]}", *found.evidence[1:]), advice=advice)
     why = table.explain(blocks, row, columns, settings)
     evidence = wording.waited_for(blocks, row, str(shared), average(blocks.delay[row]), why)
-    return Verdict(kind="insufficient_data", evidence=tuple(evidence), advice=telling_on_shared_cpus(use()))
+    return Verdict(kind="insufficient_data", evidence=tuple(evidence), advice=telling_on_shared_cpus(use(), fewer))
 
 
 def _queued(blocks: Blocks, row: int, columns: Ints, settings: Settings) -> bool:

@@ -125,7 +125,8 @@ def why(blocks: Blocks, slowdowns: list[Slowdown], cause: Cause) -> list[str]:
         if mine > theirs and not repeated:
             found.append(against(what + between, who, mine, theirs))
     whose = f"rank {int(blocks.ranks[slowdowns[0].row])}: " if len(rows) > 1 else ""
-    accounts = [whose + line for line in shares(slowdowns[0].delay, cause)]
+    needs = blocks.evidence == NEEDS and cause.cause == "compute"  # all it needs is CPU time: no delay to take apart
+    accounts = [] if needs else [whose + line for line in shares(slowdowns[0].delay, cause)]
     if not shown and cause.cause != "unknown" and cause.cause in dict(cause.shares_ns):  # what decided comes first
         found.insert(0, accounts[0])
     if not found:
@@ -308,7 +309,7 @@ def shares(delay: float, cause: Cause, per: str = "per step") -> list[str]:
     named = cause.cause != "unknown"
     seen = named and cause.cause != "workload"
     shown = [(name, ns) for name, ns in cause.shares_ns if not (seen and name == "idle")]
-    known = [(name, min(ns, delay)) for name, ns in shown if ns >= 0.05 * delay][:3]
+    known = [(name, min(ns, delay)) for name, ns in _split(shown, cause.queued) if ns >= 0.05 * delay][:3]
     if not known:
         return ["no measurement explains the delay"]
     found = f"{ms(delay)} delay {per}: " + ", ".join(f"{MEASURES.get(name, name)} {ms(ns)}" for name, ns in known)
@@ -320,6 +321,25 @@ def shares(delay: float, cause: Cause, per: str = "per step") -> list[str]:
         return [found, *_covered(delay, cause, per)]
     little = f"{_NO_SINGLE_CAUSE}: the largest explains {percent(cause.explained)} of the delay"
     return [found, _NOT_KNOWN.get(cause.partial or "", little)]
+
+
+def later_by(whose: str, late: float, need: float, queued: float) -> list[str]:
+    """What a rank that needs more makes later by more than that: ns a step, of which it waits so long for a CPU."""
+    if late <= _MORE * need:
+        return []
+    waits = min(queued, late - need)
+    parts = {"computing": need, "waiting for a CPU": waits, "not measured": late - need - waits}
+    shown = ", ".join(f"{what} {ms(ns)}" for what, ns in parts.items() if ns >= 0.05 * late)
+    return [f"{whose}{ms(late)} delay per step: {shown}"]
+
+
+def _split(parts: Sequence[tuple[str, float]], queued: float) -> list[tuple[str, float]]:
+    """The parts, longest first, with what computing ``queued`` for a CPU as waiting for one."""
+    found = dict(parts)
+    if queued > 0:
+        found["compute"] -= queued
+        found["cpu_contention"] = max(found.get("cpu_contention", 0.0), 0.0) + queued
+    return sorted(found.items(), key=lambda one: -one[1])
 
 
 def _two(delay: float, cause: Cause) -> str:
@@ -449,19 +469,16 @@ _NEARLY_ALWAYS = 0.75
 #: What would say whether a rank is slow, and why.
 _STACKS = "while such a job runs, `hindmost attach --stacks --job ID` shows where each rank is"
 TELLING = (f"let the job run for more steps; {_STACKS}",)
-TELLING_ON_SHARED_CPUS = (
-    "run fewer ranks per node, or on nodes with more CPUs: each rank needs its own; then see which rank comes last",
-)
 #: What to do about CPUs that other processes use.
 STOP_OTHERS = "stop the other processes (`top` lists them), or reserve whole nodes"
 
 
-def telling_on_shared_cpus(use: Mapping[str, CpuUse]) -> tuple[str, ...]:
-    """What would say which rank is slow where ranks share CPUs, by who uses those of each node."""
+def telling_on_shared_cpus(use: Mapping[str, CpuUse], fewer: str) -> tuple[str, ...]:
+    """What would say which rank is slow where ranks share CPUs, by who uses those of each node: else start ``fewer``."""
     node = used_by_others(use)
-    if node is not None and use[node].others > use[node].ranks:
-        return (f"{STOP_OTHERS}; then see which rank comes last",)
-    return TELLING_ON_SHARED_CPUS
+    by_others = node is not None and use[node].others > use[node].ranks
+    do = STOP_OTHERS if by_others else f"start {fewer}, or use nodes with more CPUs"
+    return (f"{do}; then see which rank comes last",)
 
 
 #: How the evidence begins that says what ranks wait though none is slow.
@@ -528,7 +545,7 @@ def _how_surely(share: float, least: float) -> tuple[str, bool]:
         return "negligible", True
     if share < least:
         return f"below the threshold of {percent(least)}", True
-    return "suspected, not proven", share < _MUCH
+    return ("small, and may be chance", True) if share < _MUCH else ("suspected, not proven", False)
 
 
 def _last_on_shared_cpus(blocks: Blocks, last: str, *, queued: bool) -> tuple[str, bool]:

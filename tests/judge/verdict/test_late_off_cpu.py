@@ -121,7 +121,7 @@ def test_where_none_sleeps_no_rank_is_named_for_a_queue_that_other_programs_make
 
 
 @pytest.mark.parametrize(
-    ("others", "do"), [(1.9, "stop the other processes (`top` lists them)"), (0.3, "run fewer ranks per node")]
+    ("others", "do"), [(1.9, "stop the other processes (`top` lists them)"), (0.3, "start at most 1 rank per node")]
 )
 def test_what_to_do_follows_from_who_uses_the_cpus(others: float, do: str) -> None:
     """Where other processes use more of them than the 1.5 that ranks use, fewer ranks would not help."""

@@ -189,3 +189,18 @@ def test_the_report_reads_as_one_finding() -> None:
     page = text.render(judge(bound(shared(2, 0, 1), {0: "0", 1: "0"})).to_dict(), width=120)
     assert "SLOW   ranks 0 and 1 on node0: share too few CPUs" in page
     assert "LIMITED BY" not in page
+
+
+def test_more_ranks_than_cpus_come_first_where_no_rank_can_be_cleared() -> None:
+    """Nothing but when ranks met was recorded: what is known is how many share the CPUs, and how to start fewer."""
+    run = make(Load(ranks=4, steps=200, cpus=2, jostle=2.0, noise=1.0))
+    unknown = np.full_like(run.collectives["cpu_ns"], -1)
+    run = replace(run, collectives={**run.collectives, "cpu_ns": unknown, "runqueue_ns": unknown})
+    report = judge(replace(run, job=replace(run.job, command="mpirun --oversubscribe -np 4 ./halo"))).to_dict()
+    shown = text.render(report, width=200)
+    assert "UNSURE cannot say" in shown
+    assert "WHY    4 ranks share the 2 CPUs of node0, which can make any of them late" in shown
+    assert "DO     start at most 2 ranks per node: `mpirun -np 2`" in shown
+    assert shown.count("share the 2 CPUs") == 1
+    report["job"]["bound"] = {"by": "cpu", "evidence": "the typical rank waits for a CPU 60 % of the time"}
+    assert "LIMITED BY" in text.render(report, width=200).splitlines()[1]

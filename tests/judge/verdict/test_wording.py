@@ -90,6 +90,20 @@ def test_of_several_ranks_one_delay_is_taken_apart() -> None:
     assert "rank 6: 3.6 ms delay per step, all of it computing" in _report(*pair, ranks=8)
 
 
+@pytest.mark.parametrize("cpus", [0, 4])
+def test_what_a_rank_waits_for_a_cpu_is_not_called_computing(cpus: int) -> None:
+    """A rank that computes longer queues longer, too, as its peers do for the same work: of the delay both are shown."""
+    alike = [{"rank": rank, "runqueue": 8.0} for rank in range(8)]
+    run = make(Load(ranks=8, cpus=cpus, faults=[*alike, {"rank": 1, "compute": 4.0, "runqueue": 4.0}]))
+    (found,) = judge(run).verdicts
+    assert (found.ranks, found.cause) == ((1,), "compute")
+    (line,) = (line for line in found.evidence if " delay per step" in line)
+    shares = dict(re.findall(r"(computing|waiting for a CPU) ([\d.]+) ms", line))
+    assert {what: float(ms) for what, ms in shares.items()} == pytest.approx(
+        {"computing": 4.0, "waiting for a CPU": 4.0}, abs=0.2
+    )
+
+
 def test_too_little_for_a_cause_is_given_as_its_share() -> None:
     """An unknown cause says how much the best measurement explains."""
     half = Cause("unknown", 0.5, "compute", (("compute", 2e6), ("gc", 0.5e6)))
