@@ -198,8 +198,8 @@ class StepHistory:
             return
         starts = np.flatnonzero(np.diff(group, prepend=group[0] - 1))
         for name, before in self._planes.items():
-            weight = self._weight(name)
-            self._planes[name] = _shares(before * weight, weight, starts).astype(np.float32)
+            weights = self._weight(name)
+            self._planes[name] = _shares(before * weights, weights, starts).astype(np.float32)
         weight = np.add.reduceat(self._count, starts)
         self._median = np.add.reduceat(self._median * self._count, starts) / weight
         self._slow = np.maximum.reduceat(self._slow, starts)

@@ -474,7 +474,7 @@ STOP_OTHERS = "stop the other processes (`top` lists them), or reserve whole nod
 
 
 def telling_on_shared_cpus(use: Mapping[str, CpuUse], fewer: str) -> tuple[str, ...]:
-    """What would say which rank is slow where ranks share CPUs, by who uses those of each node: else start ``fewer``."""
+    """What would say which rank is slow on shared CPUs, by who uses those of each node: else start ``fewer`` ranks."""
     node = used_by_others(use)
     by_others = node is not None and use[node].others > use[node].ranks
     do = STOP_OTHERS if by_others else f"start {fewer}, or use nodes with more CPUs"

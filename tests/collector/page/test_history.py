@@ -39,7 +39,7 @@ def test_means_do_not_change_as_columns_become_wider() -> None:
 
 
 def test_how_often_a_rank_is_last_is_counted_in_steps_not_in_time() -> None:
-    """A step that takes nine times as long is one step: page and report give the same share, however wide columns are."""
+    """A step that takes nine times as long is one step: page and report give one number, however wide columns are."""
     found = late_steps(0, 799)
     long = np.arange(800) % 4 == 0
     last = np.stack([long, ~long, np.zeros(800, bool)]).astype(np.float64)

@@ -92,7 +92,7 @@ def test_of_several_ranks_one_delay_is_taken_apart() -> None:
 
 @pytest.mark.parametrize("cpus", [0, 4])
 def test_what_a_rank_waits_for_a_cpu_is_not_called_computing(cpus: int) -> None:
-    """A rank that computes longer queues longer, too, as its peers do for the same work: of the delay both are shown."""
+    """A rank that computes longer queues longer, too, as its peers do for the same work: both are shown."""
     alike = [{"rank": rank, "runqueue": 8.0} for rank in range(8)]
     run = make(Load(ranks=8, cpus=cpus, faults=[*alike, {"rank": 1, "compute": 4.0, "runqueue": 4.0}]))
     (found,) = judge(run).verdicts
