@@ -24,7 +24,7 @@ from rich.text import Text
 
 from hindmost_collector.report import columns, sections
 from hindmost_collector.report.columns import number, ratio, title_of
-from hindmost_collector.report.text import console, labelled, table_of, written
+from hindmost_collector.report.text import console, labelled, paragraph, table_of, written
 from hindmost_collector.report.verdict_lines import doing, of_verdict
 
 if TYPE_CHECKING:
@@ -420,10 +420,9 @@ def render(found: Mapping[str, Any], width: int = 100, color: bool = False) -> s
     shown = [measure for measure in found["measures"] if _matters(measure, found["measures"])]
     if shown:
         page.print(_table(shown))
-        page.print(Text("ms per step of the typical rank, medians; mean step: the mean", "dim"))
-        page.print(
-            Text("interval: 95 %, from the scatter of each run's own steps; nodes and days can differ by more", "dim")
-        )
+        page.print(paragraph("ms per step of the typical rank, medians; mean step: the mean", "dim"))
+        scatter = "from the scatter of each run's own steps; nodes and days can differ by more"
+        page.print(paragraph(f"interval: 95 %, {scatter}", "dim"))
     return written(page)
 
 
@@ -503,7 +502,7 @@ def render_scaling(found: Mapping[str, Any], width: int = 100, color: bool = Fal
             bar = "█" * round(min(run["efficiency"], 1.0) * _BAR)
             page.print(Text(f"{run['ranks']:>7,} ranks  {bar:<{_BAR}}  {ratio(run['efficiency'])}"))
     page.print(_where(runs))
-    page.print(Text("share of the mean step, of the typical rank; a fault of one rank: report that run", "dim"))
+    page.print(paragraph("share of the mean step, of the typical rank; a fault of one rank: report that run", "dim"))
     return written(page)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import textwrap
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
@@ -13,7 +14,6 @@ from hindmost_judge.verdict.schema import STOPS
 from hindmost_judge.verdict.wording import STALL
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group
-from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -23,7 +23,7 @@ from hindmost_collector.report.verdict_lines import decisive, filled, in_short, 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-    from rich.console import RenderableType
+    from rich.console import ConsoleOptions, RenderableType, RenderResult
 
     from hindmost_collector.report.verdict_lines import RenderedVerdict
 
@@ -73,12 +73,8 @@ def render(
     page = console(width, color)
     request = _Request(report, None if ranks is None else list(ranks), explain, path, wanted, titled, page.width)
     for one in _lines(request):
-        page.print(one, soft_wrap=isinstance(one, _Command))
+        page.print(one)
     return written(page)
-
-
-class _Command(Text):
-    """A line to copy: it is never broken."""
 
 
 @dataclass(frozen=True)
@@ -142,7 +138,7 @@ def _lines(request: _Request) -> Iterator[RenderableType]:
     """The report from the top; what has nothing to say has no line."""
     report, job = request.report, request.report["job"]
     if request.titled:
-        yield _text(one_line(columns.title(report)), "bold")
+        yield paragraph(one_line(columns.title(report)), "bold")
     if job.get("ended"):
         yield labelled("ENDED", job["ended"], "bold red")
     if job.get("to_do"):
@@ -192,7 +188,7 @@ def _more(request: _Request) -> Iterator[RenderableType]:
     left = request.hidden or columns.waste(request.report) or len(request.notes) > len(request.shown_notes)
     if not request.explain and (request.end_alone or left):
         command = f"hindmost report {request.path} --explain" if request.path else "on the page"
-        yield _Command(f"all evidence: {command}", "dim")
+        yield Text(f"all evidence: {command}", "dim")
     if request.explain and request.costs:
         yield labelled("NOTE", _MEANS, "dim")
 
@@ -204,7 +200,7 @@ def _ranks(request: _Request) -> Iterator[RenderableType]:
     titles, cells = columns.table(rows, request.width, columns.deciding(report), columns.of_fault(report))
     if len(titles) > 1:
         yield _table(rows, titles, cells, {rank for verdict in report["verdicts"] for rank in verdict["ranks"]})
-        yield _text(columns.caption(titles, report), "dim")
+        yield paragraph(columns.caption(titles, report), "dim")
     if left_out:
         yield Text(f"{left_out:,} more ranks are not shown: --ranks 0-{len(report['ranks']) - 1} shows all", "dim")
 
@@ -215,7 +211,7 @@ def _sections(request: _Request) -> Iterator[RenderableType]:
     chosen, title = {name: one for name, one in found.items() if name in request.wanted}, ""
     for table in sections.shown(chosen, sections.rows_of(request.report, request.ranks)):
         yield Text(f"\n{table.title}" if table.title != title else "", style="bold")
-        yield _text(table.about.replace("`", ""), "dim")
+        yield paragraph(table.about.replace("`", ""), "dim")
         yield from _prose(table) if _is_prose(table) else _parts(table, request.width)
         if table.left_out and request.ranks is None:
             yield Text(f"{table.left_out:,} more rows are not shown: --format csv has all", "dim")
@@ -320,6 +316,7 @@ def console(width: int, color: bool) -> Console:
         markup=False,
         emoji=False,
         legacy_windows=False,
+        soft_wrap=True,  # paragraphs break their lines themselves
     )
 
 
@@ -329,20 +326,34 @@ def written(page: Console) -> str:
     return "\n".join(line.rstrip().replace(_BLANK, " ") for line in whole.splitlines()) + "\n"
 
 
-def labelled(label: str, text: str, style: str = "", label_style: str = "bold") -> Padding:
+@dataclass(frozen=True)
+class _Paragraph:
+    """Words in lines of the page's width, the first after a label. A command is one word, which moves to a line of its
+    own and is never broken; so is a number with its unit."""
+
+    label: str
+    words: str
+    style: str
+    label_style: str = ""
+
+    def __rich_console__(self, _: Console, options: ConsoleOptions) -> RenderResult:
+        indent = len(self.label)
+        whole = _WHOLE.sub(lambda found: found[0].replace(" ", _BLANK), self.words)
+        lines = textwrap.wrap(
+            whole, max(options.max_width - indent, 1), break_long_words=False, break_on_hyphens=False
+        )
+        for at, line in enumerate(lines or [""]):
+            yield Text.assemble((" " * indent if at else self.label, self.label_style), (line, self.style))
+
+
+def labelled(label: str, text: str, style: str = "", label_style: str = "bold") -> _Paragraph:
     """A paragraph with its label in front, lines that follow indented below the text."""
-    grid = Table.grid(padding=(0, 0))
-    grid.add_column(width=max(_LABEL, len(label) + 1), no_wrap=True)
-    grid.add_column(overflow="fold")
-    grid.add_row(Text(label, style=label_style), _text(one_line(text, _LONGEST), style))
-    return Padding(grid, 0)
+    return _Paragraph(f"{label} ".ljust(_LABEL), one_line(text, _LONGEST), style, label_style)
 
 
-def _text(words: str, style: str) -> Text:
-    """Text in which a command is one word, which moves to a line of its own where it does not fit; so is a number with
-    its unit.
-    """
-    return Text(_WHOLE.sub(lambda found: found[0].replace(" ", _BLANK), words), style=style)
+def paragraph(words: str, style: str) -> _Paragraph:
+    """The same without a label."""
+    return _Paragraph("", words, style)
 
 
 def _verdict(one: RenderedVerdict, width: int, explain: bool) -> Group:
@@ -356,7 +367,7 @@ def _verdict(one: RenderedVerdict, width: int, explain: bool) -> Group:
     return Group(*lines)
 
 
-def _head(one: RenderedVerdict, width: int) -> Padding:
+def _head(one: RenderedVerdict, width: int) -> _Paragraph:
     """The finding on the left, how sure that is on the right; one after the other where the line is too short."""
     style = _STYLES.get(one.head, "bold red")
     what = one_line(one.what, _LONGEST)

@@ -159,8 +159,8 @@ def _verdict(report: Mapping[str, Any], one: Mapping[str, Any]) -> RenderedVerdi
     if kind in ("balanced", "insufficient_data") and stalls and not one["ranks"]:
         kind, (head, what), sure = "stalled", _stalled(stalls), ""
         cost = _cost_of_stalls(stalls, report["job"].get("duration_s"))
-    elif kind == "balanced" and slowed and slowed["until_step"] is None:
-        kind, (head, what), sure = "slowed", ("SLOW", _slowed(slowed)), ""
+    elif kind in ("balanced", "insufficient_data") and slowed and slowed["until_step"] is None:
+        kind, (head, what), sure = "slowed", ("SLOW", _slowed(slowed, len(report["ranks"]))), ""
         more = slowed["step_ms"] - slowed["was_ms"]
         cost = f"{part_of(more, slowed['step_ms'])} per step since then ({ratio(more / slowed['step_ms'])})"
     else:
@@ -318,9 +318,9 @@ def _cost_of_stalls(stalls: Sequence[Mapping[str, Any]], lasted: float | None) -
     return f"{seconds:.1f} of {lasted:.1f} s ({ratio(seconds / lasted)})" if lasted else f"{seconds:.1f} s"
 
 
-def _slowed(slowed: Mapping[str, Any]) -> str:
+def _slowed(slowed: Mapping[str, Any], ranks: int) -> str:
     levels = f"steps take {duration(slowed['step_ms'])}, before {duration(slowed['was_ms'])}"
-    return f"all ranks, since step {slowed['since_step']}: {levels}"
+    return f"{'all ranks, ' if ranks > 1 else ''}since step {slowed['since_step']}: {levels}"
 
 
 #: Verdicts whose numbers are of some steps, where the table's are of all.

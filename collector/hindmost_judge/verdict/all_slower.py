@@ -34,6 +34,12 @@ _OVERLAP = 10
 _BORDER, _SHARP = 8, 0.25
 #: A phase is reported if it grew by this share of the step's growth.
 _PART = 0.1
+#: Measures of what a rank did in its phases.
+_WITHIN = {
+    **dict.fromkeys(("cpu", "self_cpu"), "CPU time"),
+    **dict.fromkeys(("runqueue", "self_runqueue"), "waiting for a CPU"),
+    "self_blocked": "off the CPU",
+}
 #: The work grew in about the ratio in which steps did, if by this share of it or more.
 _BY_WORK = 0.5
 
@@ -42,6 +48,8 @@ def find_slowed(blocks: Blocks, found: Sequence[Verdict]) -> Slowed | None:
     """Since when all steps are longer, without what verdicts cost, and which parts of them; ``None`` where they are
     not."""
     known = [verdict for verdict in found if verdict.kind not in ("balanced", "input_bound", "host_bound")]
+    if len(blocks.ranks) == 1:  # it lacks only peers
+        known = [verdict for verdict in known if verdict.kind != "insufficient_data"]
     if any(one.kind in (*STOPS, "insufficient_data") for one in known):
         return None
     period = savings.residual_period(blocks, known)
@@ -67,7 +75,7 @@ def find_slowed(blocks: Blocks, found: Sequence[Verdict]) -> Slowed | None:
 
 def slowed_note(slowed: Slowed | None, found: Sequence[Verdict]) -> list[str]:
     """The sentence on it next to verdicts ``found``, without what they cost; that on a job slow for good says it."""
-    if slowed is None or (slowed.until_step is None and any(verdict.kind == "balanced" for verdict in found)):
+    if slowed is None or with_slowed(found, slowed) != list(found):
         return []
     longer = slowed.step_ms / slowed.was_ms - 1
     when = f"at step {slowed.since_step}"
@@ -77,29 +85,34 @@ def slowed_note(slowed: Slowed | None, found: Sequence[Verdict]) -> list[str]:
     named = any(verdict.cost_ms_per_step and verdict.kind not in ("input_bound", "host_bound") for verdict in found)
     levels += ", without the cost of the verdicts" if named else ""
     steps = [f"steps became {percent(longer)} longer on all ranks {when} ({levels})"]
-    return ["; ".join([*steps, *_why(slowed)])]
+    return ["; ".join([*steps, *_why(slowed, found)])]
 
 
-def _why(slowed: Slowed) -> list[str]:
+def _why(slowed: Slowed, found: Sequence[Verdict]) -> list[str]:
     """Which phases grew, and whether the work did."""
-    largest = sorted(slowed.phases_ms.items(), key=lambda one: -one[1])[:3]
-    grown = ", ".join(f"{name.replace('gpu_', 'GPU ')} {ms(grew * 1e6)}" for name, grew in largest)
-    why = [f"longer on every rank: {grown}"] if grown else []
+    largest = sorted(slowed.phases_ms.items(), key=lambda one: -one[1])
+    phases, within = (
+        ", ".join([f"{_WITHIN.get(name, name.replace('gpu_', 'GPU '))} {ms(grew * 1e6)}" for name, grew in part][:3])
+        for part in ([one for one in largest if (one[0] in _WITHIN) is inside] for inside in (False, True))
+    )
+    grown = f"{phases}; of that {within}" if phases and within else phases or within
+    alone = any(one.kind == "insufficient_data" for one in found)
+    why = [f"longer{'' if alone else ' on every rank'}: {grown}"] if grown else []
     if slowed.more_work is not None:
         why.append(f"a step has {percent(slowed.more_work)} more samples or tokens since then")
     return why
 
 
 def with_slowed(found: Sequence[Verdict], slowed: Slowed | None) -> list[Verdict]:
-    """A balanced job that became slower for good, and why."""
+    """A job without a slow rank, or of one rank, that became slower for good, and why."""
     if slowed is None or slowed.until_step is not None:
         return list(found)
-    why, advice = _why(slowed), f"find what changed at step {slowed.since_step}: data, clocks, other jobs on the nodes"
+    why, advice = _why(slowed, found), f"find what changed at step {slowed.since_step}: data, clocks, other jobs on the nodes"
     return [
-        replace(verdict, evidence=(*why, *verdict.evidence), advice=(advice,))
-        if verdict.kind == "balanced"
-        else verdict
-        for verdict in found
+        replace(one, evidence=(*why, *one.evidence), advice=(advice, *(one.advice if one.kind != "balanced" else ())))
+        if one.kind in ("balanced", "insufficient_data")
+        else one
+        for one in found
     ]
 
 

@@ -11,6 +11,7 @@ from hindmost_judge.verdict import all_slower
 from hindmost_judge.verdict.schema import Report
 
 from tests.runs import blocks_of
+from tests.scenarios.loads import Load, make
 
 _ALL = tuple(range(8))
 
@@ -33,6 +34,17 @@ def test_a_slowdown_of_all_ranks_is_reported_with_its_onset(end: int | None) -> 
     assert (reported["since_step"], reported["until_step"]) == (60, end)
     assert reported["step_ms"] / reported["was_ms"] == pytest.approx(1.19, abs=0.02)
     assert set(reported["phases_ms"]) >= {"gpu_forward", "gpu_backward"}
+
+
+def test_a_job_of_one_rank_that_became_slower_is_told_when_by_how_much_and_in_what() -> None:
+    """It has no peer, and its own past: that is what the report is about."""
+    report = judge(make(Load(kind="torch", ranks=1, steps=150, faults=[{"rank": 0, "compute": 4.0, "from": 60}])))
+    shown = text.render(report.to_dict(), width=200)
+    assert "SLOW   since step 60: steps take" in shown
+    assert "WHY    longer: backward 2" in shown
+    assert "DO     find what changed at step 60" in shown
+    assert not report.notes
+    assert judge(make(Load(kind="torch", ranks=1, steps=150))).job.slowed is None
 
 
 def test_a_rank_that_became_slow_is_no_slow_down_of_all() -> None:

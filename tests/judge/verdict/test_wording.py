@@ -342,10 +342,11 @@ def test_in_how_few_steps_a_rank_is_waited_for_is_reported() -> None:
     assert wording.last_in_turn(blocks) == "mostly rank 1"
 
 
-def test_a_command_is_on_one_line() -> None:
-    """A command that two lines hold cannot be copied."""
+@pytest.mark.parametrize("of", ["-i 3`", "-i GPU-5c2e9f50-1d1f-4c29-9d6a-0f0a7c5b7a11 --filename=/var/log/smi.txt`"])
+def test_a_command_is_on_one_line(of: str) -> None:
+    """A command that two lines hold cannot be copied, even if it is longer than the page is wide."""
     page = text.console(60, color=False)
-    command = "`nvidia-smi -q -d PERFORMANCE,TEMPERATURE -i 3`"
+    command = f"`nvidia-smi -q -d PERFORMANCE,TEMPERATURE {of}"
     page.print(text.labelled("DO", f"check the GPU of rank 3 on node17: {command}"))
     assert any(line.strip() == command for line in text.written(page).splitlines())
 
