@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from hindmost_judge.types import Array, Floats, Ints
 
 
+#: The parts of a job before its first step.
+START_UP = ("launch", "imports", "communicators", "set-up", "first batch")
+
+
 class WallClock(NamedTuple):
     """R ranks. ``parts``: name to [R] seconds, in the order of time; of each rank they add up to ``seconds``.
 

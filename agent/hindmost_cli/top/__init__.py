@@ -39,7 +39,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         default=USUAL,
         help=f"HOST:PORT of the page, or a run directory (default: {USUAL})",
     )
-    parser.add_argument("--job", metavar="ID", help="the job to show, if the collector has several")
+    which = "the job to show, if the collector has several: key 4 lists them, and so does a wrong ID"
+    parser.add_argument("--job", metavar="ID", help=which)
     parser.add_argument(
         "--interval", type=float, default=2.0, metavar="SECONDS", help="time between updates (default: 2)"
     )

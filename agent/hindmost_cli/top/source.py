@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 TIMEOUT = 5.0
 #: Seconds between two judgements of a run that is being recorded.
 JUDGED_EVERY_S = 10.0
+#: Jobs that an error lists.
+_LISTED = 8
 #: How an address is found.
 GIVE = "give HOST:PORT from the first line of `hindmost run`"
 
@@ -98,7 +100,8 @@ class Collector:
     def _refuse_unknown(self, job: str | None) -> None:
         jobs = self.jobs()
         if job and job not in jobs:
-            raise HindmostError(f"{self.name} has no job {job!r}; it has {', '.join(jobs) or 'none'}")
+            more = f" and {len(jobs) - _LISTED} more: its page lists them" if len(jobs) > _LISTED else ""
+            raise HindmostError(f"{self.name} has no job {job!r}; it has {', '.join(jobs[:_LISTED]) or 'none'}{more}")
 
 
 class RunDirectory:

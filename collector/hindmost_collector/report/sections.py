@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from hindmost.errors import UsageError
+from hindmost_judge import wall_clock
 from hindmost_judge.verdict.schema import SCHEMA
 from hindmost_judge.verdict.wording import UNMEASURED, duration, percent
 
@@ -373,20 +374,31 @@ def _side_by_side(held: list[dict[str, Any]], title: str) -> Shown:
 
 
 def in_one_line(found: Sections) -> str:
-    """``46.7 steps/s, 1,494 tokens/s; run time 52.1 s: training 45.0 s, set-up 3.1 s``; empty where unknown."""
+    """``46.7 steps/s, 1,494 samples/s; run time 52.1 s: training 45.0 s, start-up 3.1 s (6.0 %)``; empty where unknown.
+
+    Start-up is all that comes before the first step: launch, imports, communicators, set-up, the first batch.
+    """
     (pace, *_) = found.get("throughput", {}).get("job") or [{}]
     units = {"steps_per_s": "steps/s", "work_per_s": "samples or tokens/s"}
-    paces = ", ".join(f"{columns.number(pace[key])} {unit}" for key, unit in units.items() if pace.get(key))
+    paces = ", ".join(f"{_rate(pace[key])} {unit}" for key, unit in units.items() if pace.get(key))
     parts = found.get("wall_clock", {}).get("parts") or []
     whole = next((row["seconds"] for row in parts if row["part"] == "all"), None)
-    named = sorted((row for row in parts if row["part"] != "all"), key=lambda row: -row["seconds"])
-    large = [row for row in named if row["share"] and row["share"] >= _SAID][:_PARTS]
-    times = (
-        f"run time {_seconds(whole)}: " + ", ".join(f"{row['part']} {_seconds(row['seconds'])}" for row in large)
-        if whole
-        else ""
-    )
-    return "; ".join(said for said in (paces, times if len(large) > 1 else "") if said)
+    named: dict[str, float] = {}
+    for row in parts:
+        name = "start-up" if row["part"] in wall_clock.START_UP else row["part"]
+        named[name] = named.get(name, 0.0) + row["seconds"]
+    large = sorted(((seconds, name) for name, seconds in named.items() if name != "all"), reverse=True)[:_PARTS]
+    shown = [
+        f"{name} {_seconds(seconds)}" + (f" ({columns.ratio(seconds / whole)})" if name == "start-up" else "")
+        for seconds, name in large
+        if whole and seconds >= _SAID * whole
+    ]
+    times = f"run time {_seconds(whole)}: {', '.join(shown)}" if whole and len(shown) > 1 else ""
+    return "; ".join(said for said in (paces, times) if said)
+
+
+def _rate(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else columns.number(value)
 
 
 def rows_of(report: Mapping[str, Any], wanted: Iterable[int] | None) -> Chosen | None:

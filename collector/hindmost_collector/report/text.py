@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from hindmost.errors import one_line
 from hindmost_judge.verdict.schema import STOPS
-from hindmost_judge.verdict.wording import STALL
+from hindmost_judge.verdict.wording import STALL, START_UP
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group
 from rich.table import Table
@@ -49,7 +49,10 @@ PATH, _RUN = "PATH", "hindmost report RUN"
 #: The label of what limits the typical step, as verdicts on all ranks have it.
 _LIMITED = "LIMITED BY"
 #: What the numbers of a verdict are, with all its evidence.
-_MEANS = "how sure: of the ranks, not of the cost. COST: how much shorter the mean step is without this fault"
+_SURE, _COST = (
+    "`% sure` is about which rank it is, not about COST",
+    "COST: how much shorter the mean step gets without it",
+)
 
 
 def render(
@@ -116,16 +119,24 @@ class _Request:
 
     @cached_property
     def notes(self) -> list[str]:
-        """All of them, those on stalls first."""
-        return sorted(self.report.get("notes") or (), key=lambda note: not note.startswith(STALL))
+        """All of them, those on stalls first, without what is said with the pace, or of a stall by its verdict."""
+        said = [f"{STALL}{line}" for one in self.verdicts for line in one.why]
+        found = []
+        for note in self.report.get("notes") or ():
+            rest = note.removeprefix(next((line for line in said if note.startswith(line)), "")).removeprefix("; ")
+            if rest and (self.end_alone or not rest.startswith(START_UP)):
+                found.append((not note.startswith(STALL), rest))
+        return [note for _, note in sorted(found, key=lambda one: one[0])]
 
-    @cached_property
+    @property
+    def of_start_up(self) -> list[str]:
+        """Who was waited for before the first step."""
+        return [note for note in self.report.get("notes") or () if note.startswith(START_UP)]
+
+    @property
     def shown_notes(self) -> list[str]:
-        """Without what the verdict on a stall says already."""
-        stalled = not self.explain and any(one.kind == "stalled" for one in self.verdicts)
-        return [one for one in self.notes if not (stalled and one.startswith(STALL))][
-            : None if self.explain else _NOTES
-        ]
+        """The first of them, or all."""
+        return self.notes[: None if self.explain else _NOTES]
 
     @cached_property
     def hidden(self) -> int:
@@ -153,6 +164,8 @@ def _lines(request: _Request) -> Iterator[RenderableType]:
         yield from _limit(report, also=request.costs and known)
     if not request.end_alone:
         yield from _pace(report)
+        for note in request.of_start_up:
+            yield labelled("", note)
     for at, line in enumerate(columns.waste(report) if request.explain else ()):
         yield labelled("" if at else "WASTE", line)
     for note in request.shown_notes:
@@ -189,8 +202,10 @@ def _more(request: _Request) -> Iterator[RenderableType]:
     if not request.explain and (request.end_alone or left):
         command = f"hindmost report {request.path} --explain" if request.path else "on the page"
         yield Text(f"all evidence: {command}", "dim")
-    if request.explain and request.costs:
-        yield labelled("NOTE", _MEANS, "dim")
+    if request.explain:
+        means = [_SURE] * any(one.sure for one in request.verdicts)
+        means += [_COST] * any(one.cost and one.kind != "stalled" for one in request.verdicts)
+        yield from (labelled("NOTE", one, "dim") for one in means)
 
 
 def _ranks(request: _Request) -> Iterator[RenderableType]:
@@ -339,9 +354,7 @@ class _Paragraph:
     def __rich_console__(self, _: Console, options: ConsoleOptions) -> RenderResult:
         indent = len(self.label)
         whole = _WHOLE.sub(lambda found: found[0].replace(" ", _BLANK), self.words)
-        lines = textwrap.wrap(
-            whole, max(options.max_width - indent, 1), break_long_words=False, break_on_hyphens=False
-        )
+        lines = textwrap.wrap(whole, max(options.max_width - indent, 1), break_long_words=False, break_on_hyphens=False)
         for at, line in enumerate(lines or [""]):
             yield Text.assemble((" " * indent if at else self.label, self.label_style), (line, self.style))
 

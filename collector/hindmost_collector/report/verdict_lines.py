@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Any
 
 from hindmost_judge.verdict.schema import UNSURE
-from hindmost_judge.verdict.wording import ALONE, RANKS_WAIT, TWO_CAUSES, duration, names
+from hindmost_judge.verdict.wording import ALONE, ANY_JOB, RANKS_WAIT, TWO_CAUSES, WHICH_ID, duration, names
 
 from hindmost_collector.report import columns
 from hindmost_collector.report.columns import part_of, ratio, without
@@ -122,7 +122,7 @@ def with_rendered(report: Mapping[str, Any], *, over: bool = False, path: str = 
 def in_commands(one: RenderedVerdict, job: str, path: str = "", *, over: bool = False) -> RenderedVerdict:
     """The same with a job, and the recording at ``path``, in its commands: where that is not known, as ``hindmost run``
     chooses it. One that is ``over`` has no job to name."""
-    fill = {} if over else {"--job ID": f"--job {job}"}
+    fill = {} if over else {ANY_JOB: f"--job {job}", WHICH_ID: ""}
     return filled(one, fill | {"hindmost report RUN": f"hindmost report {path or f'hindmost-runs/{job}'}"})
 
 

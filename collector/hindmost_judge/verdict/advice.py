@@ -23,7 +23,7 @@ from hindmost_judge.job_command import (
     split,
 )
 from hindmost_judge.model import GPU_TIME, Job, rows
-from hindmost_judge.verdict.wording import names
+from hindmost_judge.verdict.wording import attach, names
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -87,7 +87,7 @@ def place(run: Run, ranks: Sequence[int]) -> Place:
         pids=tuple(pids) if own and run.at_work and 0 < len(pids) <= _PIDS else (),
         gpus=tuple(gpus) if gpus and all(gpus) and len(gpus) <= _NAMED else (),
         with_gpus=with_gpus(run) or not own,
-        job=run.job.id if own else "ID",
+        job=run.job.id if own and run.at_work else "",
         framework=min(frameworks, default=""),
         python=in_python(run),
         runs=run.at_work,
@@ -212,18 +212,13 @@ def _compare(at: Place, who: str) -> str:
 def _compare_hosts(at: Place, who: str) -> str:
     """The same where it is the CPU that is slow, in a job that may have GPUs."""
     does = "it stays slow, see what its CPU does" if len(at.ranks) == 1 else "they stay slow, see what their CPUs do"
-    job = at.job if at.runs else "ID"
     run = "run" if at.runs else "in the next run, put"
-    return f"{run} {who} on another core or node; if {does}: `hindmost attach --job {job}`{at.on}"
+    return f"{run} {who} on another core or node; if {does}: {attach(at.job, '')}{at.on}"
 
 
 def _look(at: Place, who: str) -> str:
     """How to see what ranks wait for, in processes that run or when the job runs again."""
-    tool = (
-        f"`hindmost attach --stacks --job {at.job if at.runs else 'ID'}`"
-        if at.python
-        else "`gdb -p PID` or `strace -f -p PID`"
-    )
+    tool = attach(at.job) if at.python else "`gdb -p PID` or `strace -f -p PID`"
     does = "does" if len(at.ranks) == 1 else "do"
     if at.runs and len(at.pids) == 1:
         pid = at.pids[0]

@@ -107,7 +107,8 @@ def with_slowed(found: Sequence[Verdict], slowed: Slowed | None) -> list[Verdict
     """A job without a slow rank, or of one rank, that became slower for good, and why."""
     if slowed is None or slowed.until_step is not None:
         return list(found)
-    why, advice = _why(slowed, found), f"find what changed at step {slowed.since_step}: data, clocks, other jobs on the nodes"
+    why = _why(slowed, found)
+    advice = f"find what changed at step {slowed.since_step}: data, clocks, other jobs on the nodes"
     return [
         replace(one, evidence=(*why, *one.evidence), advice=(advice, *(one.advice if one.kind != "balanced" else ())))
         if one.kind in ("balanced", "insufficient_data")

@@ -27,7 +27,7 @@ from hindmost_judge.timeline.collective_calls import is_synchronising
 from hindmost_judge.verdict import missing_ranks
 from hindmost_judge.verdict.advice import by_torch, in_python
 from hindmost_judge.verdict.schema import STOPS, insufficient
-from hindmost_judge.verdict.wording import ALONE, OLDER, ONE_ANSWER, ms, names, percent
+from hindmost_judge.verdict.wording import ALONE, OLDER, ONE_ANSWER, attach, ms, names, percent
 from hindmost_judge.whatif import savings
 
 if TYPE_CHECKING:
@@ -113,8 +113,7 @@ def idle_inside(blocks: Blocks) -> Verdict | None:
         return None
     return insufficient(
         f"a rank used no CPU for {percent(share)} of a step of {ms(blocks.step_ns)}; it may have waited for others",
-        advice="while such a job runs, see where ranks are with `hindmost attach --stacks --job ID`; "
-        "mark where they meet: `hindmost.phase('sync')`",
+        advice=f"mark where ranks meet: `hindmost.phase('sync')`; while it runs, see where they are: {attach()}",
     )
 
 

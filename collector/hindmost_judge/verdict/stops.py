@@ -27,7 +27,7 @@ from hindmost_judge.types import UNREAD
 from hindmost_judge.verdict.advice import of_stopped, place, with_gpus
 from hindmost_judge.verdict.endings import RAISED, ended_by_launcher, last_words
 from hindmost_judge.verdict.schema import Stall, Verdict
-from hindmost_judge.verdict.wording import STALL, names, nodes_of, stopped, whole_nodes
+from hindmost_judge.verdict.wording import STALL, START_UP, attach, names, nodes_of, stopped, whole_nodes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -158,8 +158,6 @@ def _advice_on_lost_contact(stood: list[tuple[str, list[int]]]) -> str:
     return "find the line that is no wait for others: the others wait for the ranks there"
 
 
-#: How a note on a wait before the first step begins.
-START_UP = "start-up: "
 #: Most stalls that are reported one by one; more of them are counted.
 _MOST_STALLS = 3
 
@@ -206,7 +204,10 @@ def _first_step(run: Run, blocks: Blocks | None) -> float:
 
 
 def with_ended_stalls(found: list[Verdict], stalls: Sequence[Stall], run: Run) -> list[Verdict]:
-    """A job with a stall is no job without anything to act on, however even its other steps are."""
+    """A job with a stall is no job without anything to act on, however even its other steps are.
+
+    Who comes last in a balanced job is the stall again.
+    """
     if not stalls:
         return found
     advice = (_advice_on_stall(stalls[-1], run),)
@@ -214,7 +215,7 @@ def with_ended_stalls(found: list[Verdict], stalls: Sequence[Stall], run: Run) -
     return [
         verdict
         if verdict.ranks or verdict.kind not in ("balanced", "insufficient_data")
-        else replace(verdict, evidence=(why, *verdict.evidence), advice=advice)
+        else replace(verdict, evidence=(why, *(verdict.evidence if verdict.kind != "balanced" else ())), advice=advice)
         for verdict in found
     ]
 
@@ -633,7 +634,7 @@ def _hang_advice(stop: Hang, run: Run) -> list[str]:
     if seconds and seconds.keys() >= set(stop.ranks):
         return [of_stopped(place(run, stop.ranks), still=True)]
     if run.at_work:
-        at, command = place(run, stop.ranks), f"{_ATTACH.format(job=run.job.id)} {there} of {who}"
+        at, command = place(run, stop.ranks), f"{attach(run.job.id)} {there} of {who}"
         if len(at.pids) == len(at.nodes) == 1:
             command = f"`hindmost attach --stacks --pid {at.pids[0]}`{at.on}"
         return [*look, f"before you cancel the job: {command}"]
@@ -655,9 +656,6 @@ def _branch_of(ranks: tuple[int, ...]) -> str:
     return f"find the branch in the script that {who}"
 
 
-_ATTACH = "`hindmost attach --stacks --job {job}`"
-
-
 def _advice_on_all(stop: Hang, run: Run) -> str:
     own, silent = run.job.source == Job.source, names(stop.unproven) if stop.unproven else ""
     if stop.unproven and own:
@@ -670,7 +668,8 @@ def _advice_on_all(stop: Hang, run: Run) -> str:
     if stop.seen:
         where = "the network and the GPUs" if with_gpus(run) or not own else "the network"
         return f"check {where}, not the script: all ranks are in the operation"
-    look = f"next time, while it hangs, see where each rank waits: {_ATTACH.format(job=run.job.id)}"
+    see = f"see where each rank waits: {attach(run.job.id if run.at_work else '')}"
+    look = f"before you cancel the job, {see}" if run.at_work else f"next time, while it hangs, {see}"
     return look if own else "run it with `hindmost run`: in a hang that writes every rank's stack"
 
 

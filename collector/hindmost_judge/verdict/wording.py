@@ -32,12 +32,21 @@ UNMEASURED = "\N{EN DASH}"
 #: The word, not a part of a name or path.
 _COLLECTIVES = re.compile(r"(?<![\w./-])collectives(?![\w/-]|\.\w)")
 
-#: How a note on a stall begins.
-STALL = "stall "
+#: How a note on a stall begins, and how one on a wait before the first step.
+STALL, START_UP = "stall ", "start-up: "
 #: What is said of a job of one rank, in place of whether it is slow.
 ALONE = "no other rank to compare it with"
 #: The note on a single answer of NCCL's RAS.
 ONE_ANSWER = "one answer of NCCL's RAS shows no hang"
+
+
+#: Which job a command is for where that is not known yet, and which ID that is.
+ANY_JOB, WHICH_ID = "--job ID", " (ID: the name of its run directory)"
+
+
+def attach(job: str = "", options: str = "--stacks ") -> str:
+    """The command that shows where the ranks of a job are; without an id, of one that is to run yet."""
+    return f"`hindmost attach {options}--job {job}`" if job else f"`hindmost attach {options}{ANY_JOB}`{WHICH_ID}"
 
 
 def duration(ms: float | None) -> str:
@@ -239,7 +248,7 @@ def together(delay: float, cause: Cause) -> list[str]:
 
 #: What it means that one of these explains most.
 _NOT_KNOWN = {
-    "blocked": "it was off the CPU; what it waited for was not measured",
+    "blocked": "what it waited for off the CPU was not measured",
     "idle": "its GPU was idle: its CPU launched work late (cause not measured)",
 }
 
@@ -380,10 +389,12 @@ def stalls(blocks: Blocks, found: Stalls, cause: Cause, cost: float, first: int)
     else:
         often += f"{pace}; each such step takes {ms(each)} longer"
     has = "has" if len(found.rows) == 1 else "have"
-    accounts = shares(found.delay, cause, per="in such a step")
-    return [often, *accounts, f"{who} {has} {percent(found.share)} of all stalls in the job"]
+    whose = f"{who} {has} {percent(found.share)} of all stalls in the job" if found.share < _ALL else ""
+    return [often, *shares(found.delay, cause, per="in such a step"), whose or "no other rank stalls"]
 
 
+#: From this share of the stalls on a rank has all of them.
+_ALL = 0.995
 #: Stalls cost their length, as far as a reader who multiplies can tell, up to this share of it.
 _SAME = 0.1
 #: Stalls come at one pace if so many of the times from one to the next are this close to the typical one.
@@ -467,8 +478,7 @@ _MOST_OF_IT, _RARELY = 0.9, 0.1
 #: Share of the collectives that such a rank enters last where no scheduler makes it late.
 _NEARLY_ALWAYS = 0.75
 #: What would say whether a rank is slow, and why.
-_STACKS = "while such a job runs, `hindmost attach --stacks --job ID` shows where each rank is"
-TELLING = (f"let the job run for more steps; {_STACKS}",)
+TELLING = (f"let the job run for more steps; while it runs, see where each rank is: {attach()}",)
 #: What to do about CPUs that other processes use.
 STOP_OTHERS = "stop the other processes (`top` lists them), or reserve whole nodes"
 

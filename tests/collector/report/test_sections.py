@@ -328,3 +328,11 @@ def test_a_row_that_has_only_its_name_is_not_shown() -> None:
     assert unknown
     assert not {*unknown} & {row["without"] for row in table.rows}
     assert {*unknown} <= {row["what"].removeprefix("the step if ") for row in made["not_measured"]["what"]}
+
+
+def test_the_run_time_says_what_start_up_took_of_it() -> None:
+    """All that comes before the first step is one part, with its share: of a short job it is most."""
+    names = {"launch": 10.8, "imports": 6.8, "set-up": 8.4, "training": 6.4, "tear-down": 7.6, "warm-up steps": 0.1}
+    parts = [{"part": name, "seconds": seconds} for name, seconds in {**names, "all": 40.1}.items()]
+    found: sections.Sections = {"wall_clock": {"parts": parts}}
+    assert sections.in_one_line(found) == "run time 40.1 s: start-up 26.0 s (65 %), tear-down 7.6 s, training 6.4 s"

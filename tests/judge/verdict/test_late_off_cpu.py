@@ -87,7 +87,7 @@ def test_a_rank_that_sleeps_is_late_for_no_want_of_a_cpu(spinning: bool) -> None
     report = judge(crowded(0.2, 0.21, spinning))
     assert said(report) == [("straggler", (1,), "unknown")]
     assert any("slept or was blocked for 30" in one for one in report.verdicts[0].evidence)
-    assert "it was off the CPU; what it waited for was not measured" in report.verdicts[0].evidence
+    assert "what it waited for off the CPU was not measured" in report.verdicts[0].evidence
     assert report.notes == ("4 ranks share the 2 CPUs of node0",)
 
 
