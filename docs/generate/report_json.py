@@ -81,6 +81,7 @@ SECTIONS: dict[Any, tuple[str, dict[str, str]]] = {
             "ended": "how it failed and which rank died first; `null`: no failure is known",
             "to_do": "what to look at after that; `null`: nothing more is to be seen",
             "source": "what recorded it: `hindmost`, or a foreign format",
+            "exchanges": "whether ranks meet in exchanges of messages, not in collectives",
             "incarnations": "its starts, where it was started again with another number of ranks",
         },
     ),

@@ -316,7 +316,7 @@ def _explained(report: Mapping[str, Any]) -> dict[str, str]:
     if waits and not caused:  # stages that only send to each other
         return {**_EXPLAINED, "wait": "in receives, until another rank has sent"}
     known = {**_EXPLAINED, "caused wait": f"{_EXPLAINED['caused wait']}{_of_cost(report)}"}
-    if _only_exchanges(report):
+    if report["job"].get("exchanges"):  # reports of earlier versions do not say
         known = {title: as_exchanges(words) for title, words in known.items()}
     others = max(len(caused) - 1, 1) / max(len(caused), 1)
     if waits and sum(caused) * others < _CAUSED * sum(waits) / len(waits):
@@ -332,12 +332,6 @@ def _of_cost(report: Mapping[str, Any]) -> str:
         if cost and sum(caused.get(rank, 0.0) for rank in one.get("ranks") or ()) > _MORE_THAN_COST * cost:
             return "; COST is the part that is saved without the fault"
     return ""
-
-
-def _only_exchanges(report: Mapping[str, Any]) -> bool:
-    """Whether ranks met in no collective, only in messages."""
-    found = ((report.get("sections") or {}).get("communication") or {}).get("operations") or ()
-    return bool(found) and all(row["communicator"] is None for row in found)
 
 
 #: The columns in which the numbers of a cause are; of the first of these that was measured.

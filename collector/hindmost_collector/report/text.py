@@ -37,8 +37,6 @@ _ID = 12
 #: for their blanks until the lines are broken.
 _UNITS = r"%|[mun]?s|min|h|[KMGT]?i?B(?:/s)?|W|C|MHz|TFLOP/s|k?J|kWh"
 _WHOLE, _BLANK = re.compile(rf"`[^`]+`|\(?[\d.,]+ % sure\)?$|[\d.,]+ (?:{_UNITS})(?!\w)"), "\ue000"
-#: Kinds of verdicts that can wait while a job has stopped.
-_LIMITS = ("input_bound", "host_bound")
 #: Notes, and settings to try, that are shown without being asked for.
 _NOTES, _ADVICE = 2, 2
 #: A table with a text of more words than this is written row by row; settings are tried first that are about this
@@ -49,10 +47,8 @@ PATH, _RUN = "PATH", "hindmost report RUN"
 #: The label of what limits the typical step, as verdicts on all ranks have it.
 _LIMITED = "LIMITED BY"
 #: What the numbers of a verdict are, with all its evidence.
-_SURE, _COST = (
-    "`% sure` is about which rank it is, not about COST",
-    "COST: how much shorter the mean step gets without it",
-)
+_SURE = "how sure: of the finding, not of its COST"
+_COST = "COST: how much shorter the mean step gets without it"
 
 
 def render(
@@ -94,10 +90,10 @@ class _Request:
 
     @cached_property
     def verdicts(self) -> list[RenderedVerdict]:
-        """Those that are shown: not what limits a job that stopped."""
+        """Those that are shown: of a job that stopped nothing else."""
         found = (rendered if self.explain else in_short)(self.report)
         known = [filled(one, {_RUN: f"hindmost report {self.path}"}) for one in found]
-        return [one for one in known if self.explain or not self._stopped(known) or one.kind not in _LIMITS]
+        return [one for one in known if self.explain or not self._stopped(known) or one.kind in STOPS]
 
     @staticmethod
     def _stopped(verdicts: Sequence[RenderedVerdict]) -> bool:

@@ -50,6 +50,8 @@ def of(run: Run) -> tuple[str | None, str | None]:
     first, how = first_to_die(run)
     if signalled:
         said.insert(0, f"interrupted by {signalled}")
+    elif first and how.startswith(f" ({ASKED})"):
+        said.append(f"{_who(run, first)} ended it by MPI_Abort{_after(run, first)}")
     elif first:
         said.append(f"{_who(run, first)} died first{_after(run, first)}{how}{_message(run, first)}")
     elif len(gone):

@@ -194,6 +194,7 @@ class JobSummary:
     ended: str | None = None  # how it failed and who died first; None: it did not, as far as is known
     to_do: str | None = None  # what to look at after that
     source: str | None = None
+    exchanges: bool = False  # ranks meet in exchanges of messages, not in collectives
     incarnations: tuple[Incarnation, ...] = ()  # where it was started again with another number of ranks
 
 

@@ -52,6 +52,7 @@ def job(run: Run, blocks: Blocks | None) -> JobSummary:
         ended=ended,
         to_do=to_do,
         source=about.source,
+        exchanges=blocks is not None and blocks.exchanges,
         incarnations=run.incarnations,
     )
 

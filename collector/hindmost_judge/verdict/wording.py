@@ -537,6 +537,8 @@ def balanced(
 
 #: How a sentence begins that says that the job's CPUs are mostly used by others.
 OTHERS_USE = "Other processes use"
+
+
 #: Of input, after the part that its cost does not count.
 LEAVES_OUT = "which COST leaves out"
 

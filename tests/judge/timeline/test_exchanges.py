@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 from hindmost_collector.recordings.tables import table
-from hindmost_collector.report import section_rows, text
+from hindmost_collector.report import text
 from hindmost_judge.encoding import chosen
 from hindmost_judge.judge import judge
 from hindmost_judge.model import NONBLOCKING, UNMEASURED, Run
@@ -82,10 +82,7 @@ def test_the_table_says_exchanges_where_ranks_meet_in_no_collective() -> None:
     """No line of the report speaks of collectives."""
     own = works()
     own[1] += 3 * MS
-    run = exchanging(own)
-    found = judge(run)
-    report = found.to_dict()
-    shown = text.render({**report, "sections": section_rows.of(run, report, found.overview)}, explain=True)
+    shown = text.render(judge(exchanging(own)).to_dict(), explain=True)
     assert "collective" not in shown
     assert "in exchanges, for ranks that arrive later" in " ".join(shown.split())
 
