@@ -358,6 +358,14 @@ def test_the_table_of_a_stopped_job_says_which_steps_it_shows() -> None:
     assert "ms per step, medians of the steps before the job stopped" in text.render(report, explain=True)
 
 
+def test_of_a_stopped_job_only_the_stop_is_news() -> None:
+    """Who was slow before, and what to do about that, is shown where all of the report is asked for."""
+    report = judge(hang(Load(ranks=4, steps=60, faults=[{"rank": 1, "compute": 4.0}]), [2])).to_dict()
+    assert [one["kind"] for one in report["verdicts"]] == ["hang", "straggler"]
+    assert "SLOW" not in text.render(report)
+    assert "SLOW" in text.render(report, explain=True)
+
+
 def test_where_cpus_are_shared_no_phase_with_waits_for_a_cpu_is_evidence() -> None:
     """A forward that queues for 10 ms is not 10 ms of computing: what the rank needs is what the cost is of."""
     run = make(Load(ranks=4, cpus=2, faults=[{"rank": 1, "compute": 4.0}]))
