@@ -47,6 +47,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Any:
         ("uneven work", 3517002),  # hosts wait for each collective, and a larger batch waits less in each
         ("input-bound, workers", 7070032),  # clean; one rank's workers are waited for, which are no slower
         ("input-bound, copy", 21060000),  # clean; hosts wait right after their input, as far as clocks tell at its end
+        ("input-bound, never", 27040001),  # the others wait in several phases, but in none for their input
         ("input-bound, never", 1000),  # clean; GPUs take 4 ms longer for a backward than their hosts
     ],
 )
@@ -64,6 +65,21 @@ def test_a_slow_host_behind_a_slower_one_is_named_too(bench: Any, family: str, s
     found = bench(".grade").grade(family, seed)
     assert found["named"] == found["may"]
     assert found["cost"] == pytest.approx(1.0, rel=0.2)
+
+
+@pytest.mark.parametrize(
+    ("family", "seed"),
+    [
+        ("pipeline", 25160002),  # hosts launch six steps before their GPUs compute the first
+        ("experts", 25150002),  # in a fifth of the steps calls of two groups change places
+    ],
+)
+def test_a_slow_gpu_is_slow_since_its_own_step(bench: Any, family: str, seed: int) -> None:
+    """Its collectives have the number of the step in which its host launched them."""
+    found = bench(".grade").grade(family, seed)
+    assert abs(found["late"]) <= 3
+    assert found["cause"] == "right"
+    assert found["cost"] == pytest.approx(1.0, rel=0.1)
 
 
 SHORTER = 10

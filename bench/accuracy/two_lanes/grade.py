@@ -87,9 +87,12 @@ def _cause(faults: Sequence[Fault], right: Sequence[Verdict]) -> str | None:
 
 
 def _late(faults: Sequence[Fault], right: Sequence[Verdict]) -> int | None:
-    """Steps from a fault's onset to the first verdict on its ranks."""
+    """Steps from a fault's onset to the first verdict on its ranks.
+
+    What happens once in so many steps, and first within as many, is there from the start.
+    """
     since = [verdict.since_step for verdict in right if verdict.since_step is not None]
-    return min(since) - min(fault.onset for fault in faults) if since else None
+    return min(since) - min(one.onset if one.onset >= one.every else 0 for one in faults) if since else None
 
 
 def _cost(asked: Job, truth: Truth, right: Sequence[Verdict]) -> float | None:

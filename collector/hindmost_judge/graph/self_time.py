@@ -67,8 +67,8 @@ def paced_by_hosts(timeline: Timeline, lanes: Lanes) -> bool:
     if not launches and rest > timeline.launched:  # what only this host does in no phase may be before its last launch
         beyond_peers = lanes.least[rest] - paces(lanes.least[rest], lanes.cohort)[0]
         lead -= max(float(np.median(beyond_peers[last, steps])), 0.0)
-    elif lanes.wait is not None and lanes.wait.several:
-        return False  # what it needs from one launch to the next is known, and better than in phases
+    elif lanes.wait is not None and lanes.wait.several and lanes.host[0][last, steps].mean() < step / 2:
+        return False  # what it needs from one launch to the next is known, and better than in phases but its input
     if launches or (lanes.wait is not None and lanes.wait.lag == 0):
         soon = max(_PROMPT * step, timeline.clock, _time_without_launches(timeline, lanes))
         return worked >= _HOST_SHARE * step and lead <= soon
