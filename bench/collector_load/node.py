@@ -16,7 +16,7 @@ class Source(NamedTuple):
     of: str = "node"
 
 
-#: About 340 samples a second together. As the agent has them (tests/agent/fake_node.py and the periods of its
+#: About 340 samples a second together. As the agent has them (tests/agent/typical_nodes.py and the periods of its
 #: samplers), without what it reads of each core of a large host.
 SOURCES = (
     Source("cpu", 1, 16),

@@ -14,7 +14,7 @@ import pytest
 from hindmost_agent.jobs.ranks import RankProcess
 from hindmost_agent.sampler import Host
 
-from tests.agent import fake_node
+from tests.agent import typical_nodes
 from tests.agent.nvml_recording import PlayedNvml
 
 
@@ -235,7 +235,7 @@ class FakePsutil:
         return 1_700_000_000.0
 
     def cpu_count(self, *, logical: bool) -> int:
-        return fake_node.CORES if logical else fake_node.CORES // 2
+        return 192 if logical else 96
 
     def Process(self, pid: int) -> Any:
         raise self.Error(pid)
@@ -246,25 +246,25 @@ def local_statvfs(path: str) -> os.statvfs_result:
 
 
 def whole_node(root: Path, gpus: FakeNvml) -> Host:
-    """The host whose files ``fake_node`` wrote below ``root``, and one rank on it."""
+    """The host whose files ``typical_nodes`` wrote below ``root``, and one rank on it."""
     host = Host(
         proc=root / "proc", sys=root / "sys", cgroup=root / "cgroup", dev=root / "dev", statvfs=local_statvfs,
         nvml_library=gpus, psutil=FakePsutil(),
     )  # fmt: skip
     gpus.instances[gpus.count - 1] = ["MIG-c0ffee00"]
-    gpus.processes[0] = [(fake_node.PID, 5 << 30)]
-    host.ranks.put(RankProcess("job", 0, 8, 0, fake_node.PID, 777))
+    gpus.processes[0] = [(typical_nodes.PID, 5 << 30)]
+    host.ranks.put(RankProcess("job", 0, 8, 0, typical_nodes.PID, typical_nodes.START))
     return host
 
 
 @pytest.fixture
 def node(tmp_path: Path) -> Host:
-    """A whole node: 192 cores, 8 GPUs, 8 InfiniBand ports, Lustre, NFS, and one rank on it."""
-    return whole_node(fake_node.build(tmp_path / "node"), FakeNvml(8))
+    """A whole node: 64 cores, 8 GPUs, adapters of three makers, Lustre, NFS, and one rank on it."""
+    return whole_node(typical_nodes.build("whole", tmp_path / "node"), FakeNvml(8))
 
 
 NODES = Path(__file__).resolve().parents[1] / "fixtures/nodes"
-#: Machines as ``record_node.py`` recorded them, both virtual ones with Linux 6.18. ``vm``: two cores, control groups of
+#: Machines that were recorded, both virtual ones with Linux 6.18. ``vm``: two cores, control groups of
 #: version 1. ``h200x4``: 64 cores, control groups of version 2, four H200s with driver 580, four ranks of a DDP job;
 #: the errors of the first GPU's links (fields 161 to 178) were asked for in a later session.
 RECORDED = ("vm", "h200x4")

@@ -1,5 +1,6 @@
 # ruff: noqa: E501 - files of a kernel, line by line as it writes them
-"""Files of three typical cluster nodes, made up: RHEL 8 with HDR InfiniBand and Lustre, RoCE, and an old one with NFS.
+"""Files of three typical cluster nodes, made up: RHEL 8 with HDR InfiniBand and Lustre, RoCE, and an old one with NFS;
+and of one that has much of everything.
 
 None of them was recorded by us, and the numbers are made up. Which files there are, their names, columns, units and orders
 of magnitude come from captures that others keep: procfs, node_exporter and hwloc (mlx4, mlx5, qib, i40iw and hfi1 adapters,
@@ -332,7 +333,18 @@ def rhel7() -> dict[str, str]:
     }  # fmt: skip
 
 
-NODES: dict[str, Callable[[], dict[str, str]]] = {"rhel8": rhel8, "roce": roce, "rhel7": rhel7}
+def whole() -> dict[str, str]:
+    """Much of everything: what the first two have together, huge pages, and a kernel log that is empty."""
+    files = rhel8() | roce() | {"dev/kmsg": "", "sys/class/net/em1/carrier_down_count": "2\n"}
+    job = "cgroup/system.slice/slurmstepd.scope/job_77"
+    files |= {f"{job}/cpu.max": "800000 100000\n", f"{job}/pids.current": "120\n"}
+    for size, pages in ((2048, 1024), (1_048_576, 0)):
+        folder = f"sys/kernel/mm/hugepages/hugepages-{size}kB"
+        files |= counted(folder, "nr_hugepages free_hugepages resv_hugepages surplus_hugepages", nr_hugepages=pages)
+    return files
+
+
+NODES: dict[str, Callable[[], dict[str, str]]] = {"rhel8": rhel8, "roce": roce, "rhel7": rhel7, "whole": whole}
 
 
 def build(name: str, root: Path) -> Path:

@@ -13,7 +13,8 @@ from hindmost_agent import samplers
 from hindmost_agent.runner import Runner
 from hindmost_agent.sampler import NS, Host, Sampler, gauge, series
 
-from tests.agent.conftest import FakeNvml, fake_node, whole_node
+from tests.agent import typical_nodes
+from tests.agent.conftest import FakeNvml, whole_node
 
 Damage = "Callable[[bytes], bytes]"
 VALUE = gauge("hindmost_node_test_bystander_bytes", "A value.")
@@ -54,7 +55,7 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The files of a whole node."""
-    return fake_node.build(tmp_path_factory.mktemp("node"))
+    return typical_nodes.build("whole", tmp_path_factory.mktemp("node"))
 
 
 @pytest.fixture

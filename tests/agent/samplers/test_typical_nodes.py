@@ -54,7 +54,7 @@ def of(values: Values, metric: str) -> Values:
     return {key[1:]: value for key, value in values.items() if key[0] == metric}
 
 
-@pytest.mark.parametrize("values", list(typical_nodes.NODES), indirect=True)
+@pytest.mark.parametrize("values", list(HAS), indirect=True)
 def test_no_number_is_negative_and_few_are_missing(values: Values) -> None:
     """All sources of each node are read whole: at most one in fifty numbers is one that this kernel does not keep."""
     assert min(value for value in values.values() if not math.isnan(value)) >= 0
