@@ -169,7 +169,7 @@ def main() -> None:
             if (number + 1) % max(args.jobs // 10, 1) == 0:
                 states.append(node.state(number + 1))
                 print(json.dumps(states[-1]), flush=True)
-        errors = +node.host.own.errors
+        errors = +node.host.counts.errors
         node.spool.close()
     assert not errors, errors
     if args.out:

@@ -178,7 +178,7 @@ class Agent:
             batch = message(self.spool.next_sequence, packed.parts)
             self.spool.append(packed.samples, batch, packed.definitions, self.rings.marks())
             self._account(self.spool)
-            self.host.own.batches += 1
+            self.host.counts.batches += 1
         for producer in ended:  # only now: an agent killed before finds the ring again
             self.rings.remove(producer)
 
@@ -197,7 +197,7 @@ class Agent:
         ref = self._builder.rank(process)
         self._builder.attach(wire.Attachment(rank=ref, time_ns=now_ns, name=name, content=content))
 
-    def witness(self, seen: Mapping[int, RasStall], now_ns: int) -> bool:
+    def take_stalls(self, seen: Mapping[int, RasStall], now_ns: int) -> bool:
         """Take over what NCCL's RAS says, by pid, of ranks that stand still; true of news: the next tick sends it."""
         if seen == self._seen_by_ras:
             return False
@@ -292,7 +292,7 @@ class Agent:
                 self._builder.state(state)
 
     def _account(self, spool: Spool) -> None:
-        own, ledger = self.host.own, spool.ledger
-        own.produced, own.delivered = ledger.produced, ledger.delivered
-        own.dropped = {**dict.fromkeys(REASONS, 0), **ledger.dropped}  # 0 from the start: a rate needs it
-        own.pending, own.spool_bytes = ledger.pending, spool.size
+        counts, ledger = self.host.counts, spool.ledger
+        counts.produced, counts.delivered = ledger.produced, ledger.delivered
+        counts.dropped = {**dict.fromkeys(REASONS, 0), **ledger.dropped}  # 0 from the start: a rate needs it
+        counts.pending, counts.spool_bytes = ledger.pending, spool.size

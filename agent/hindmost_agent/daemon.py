@@ -28,7 +28,7 @@ from hindmost_agent.delivery.spool import Spool
 from hindmost_agent.delivery.stream import Shipper
 from hindmost_agent.exposition import Exposition, listen
 from hindmost_agent.jobs.discovery import Jobs, sweep
-from hindmost_agent.jobs.ras import Witness, address
+from hindmost_agent.jobs.ras import RasWatch, address
 from hindmost_agent.jobs.rings import Rings
 from hindmost_agent.kernel_files import text
 from hindmost_agent.runner import Runner
@@ -77,7 +77,7 @@ class Daemon:
         self.host = Host()
         self.spool = Spool(settings.spool, settings.spool_bytes) if settings.spool else None
         if self.spool is not None:
-            self.host.own.spool_limit_bytes = settings.spool_bytes
+            self.host.counts.spool_limit_bytes = settings.spool_bytes
         self._phase = zlib.crc32(settings.node.encode()) / (1 << 32)
         folders = [settings.ring_dir] if settings.ring_dir else []
         rings = Rings(self.host, folders, marks=self.spool.marks if self.spool else None)
@@ -184,7 +184,7 @@ class Daemon:
         self.shipper = Shipper(
             self.settings.collector,
             self.spool,
-            self.host.own,
+            self.host.counts,
             self.hello,
             self._stopped,
             self._answer_request,
@@ -199,9 +199,9 @@ class Daemon:
         now_ns = self._monotonic_ns()
         next_ns = now_ns + self.settings.interval_ns
         try:
-            made = self.host.own.batches
+            made = self.host.counts.batches
             next_ns = self.agent.tick(now_ns)
-            if self.shipper is not None and self.host.own.batches != made:
+            if self.shipper is not None and self.host.counts.batches != made:
                 # On full cores many nodes make a batch at once, which a collector is to take one after the other.
                 later_s = self._phase * FULL_PERIOD_S / 2 if self.agent.full and self.agent.in_turn else 0
                 asyncio.get_running_loop().call_later(later_s, self.shipper.notify)
@@ -282,16 +282,16 @@ class Daemon:
 
     async def _ask_ras(self) -> None:
         """Have NCCL's RAS say which collective ranks wait in, while they stand still."""
-        witness = Witness(address(os.environ), lambda: self.host.ranks, lambda: self.agent.rings)
+        watch = RasWatch(address(os.environ), lambda: self.host.ranks, lambda: self.agent.rings)
         while True:
             await asyncio.sleep(RAS_LOOK_S)
             now_ns = self._monotonic_ns()
             try:
-                if witness.due(now_ns):
-                    await witness.look(now_ns)
+                if watch.due(now_ns):
+                    await watch.look(now_ns)
             except Exception:
                 log.exception("RAS: going on without")
-            if self.agent.witness(witness.seen, self._monotonic_ns()) and self._next is not None:
+            if self.agent.take_stalls(watch.seen, self._monotonic_ns()) and self._next is not None:
                 self._next.cancel()  # the next tick may be a second away
                 self._tick()
 

@@ -274,7 +274,9 @@ class Runner:
         self.host = host
         #: What each sampler read last; without those that failed or are missing, whose values are old.
         self.latest: dict[str, Reading] = {}
-        host.own.errors.update(dict.fromkeys(kinds, 0))  # from the start: increase() does not see a series' first value
+        host.counts.errors.update(
+            dict.fromkeys(kinds, 0)
+        )  # from the start: increase() does not see a series' first value
         self._read = partial(_read, host, timer)
         self._slots = [Slot(kind, interval_ns, place) for place, kind in enumerate(kinds.values())]
         patience_s = patience(interval_ns) if patience_s is None else patience_s
@@ -304,7 +306,7 @@ class Runner:
         readings = [reading for outcome in outcomes if (reading := self._account(outcome, now_ns)) is not None]
         if not self._spread and not any(thread.waiting for thread in self.drivers.values()):
             self._spread = True
-            spread(self._slots, self.host.own.duration_s, now_ns, self._interval_ns)
+            spread(self._slots, self.host.counts.duration_s, now_ns, self._interval_ns)
         return readings
 
     def hasten(self) -> None:
@@ -320,8 +322,8 @@ class Runner:
         """
         late, hung = thread.late(now_ns)
         if hung is not None:
-            self.host.own.success[hung.slot.name] = 0
-            self.host.own.errors[hung.slot.name] += 1
+            self.host.counts.success[hung.slot.name] = 0
+            self.host.counts.errors[hung.slot.name] += 1
             if hung.gpu:  # the thread that was given up may still write to its sampler: it is made anew
                 self._slots[hung.slot.place] = hung.slot.anew()
                 for slot in hung.behind:
@@ -333,11 +335,11 @@ class Runner:
 
         A driver that has never answered yet is being loaded, which takes seconds: no failure, unless it hangs.
         """
-        waiting, own = thread.waiting, self.host.own
+        waiting, counts = thread.waiting, self.host.counts
         for slot in (*waiting, *due) if waiting else ():
             self.latest.pop(slot.name, None)
-            if thread.hangs or slot.name in own.success:
-                own.success[slot.name] = 0
+            if thread.hangs or slot.name in counts.success:
+                counts.success[slot.name] = 0
         if waiting or not due:
             return []
         for slot in due:
@@ -347,19 +349,19 @@ class Runner:
     def _account(self, outcome: Outcome, now_ns: int) -> Reading | None:
         """Note what became of a reading; returns what was read."""
         slot, reading, error, duration_s = outcome
-        own = self.host.own
+        counts = self.host.counts
         if isinstance(error, Absent):
             if isinstance(error.__cause__, PermissionError):  # it is there: who runs the agent may want to know
                 self._say(slot, error)
             slot.sampler = None
             slot.due_ns = now_ns + max(ABSENT_RETRY_NS, slot.period_ns)
-            own.success.pop(slot.name, None)
-            own.duration_s.pop(slot.name, None)
+            counts.success.pop(slot.name, None)
+            counts.duration_s.pop(slot.name, None)
         else:
-            own.success[slot.name] = int(error is None)
-            own.duration_s[slot.name] = duration_s
+            counts.success[slot.name] = int(error is None)
+            counts.duration_s[slot.name] = duration_s
         if error is not None and not isinstance(error, Absent):
-            own.errors[slot.name] += 1
+            counts.errors[slot.name] += 1
             self._say(slot, error)
         if reading is None:
             self.latest.pop(slot.name, None)

@@ -80,7 +80,7 @@ def _declared(metric: Metric) -> Metric:
 
 
 @dataclass
-class Own:
+class AgentCounts:
     """The agent's own counts. ``None`` and a missing key mean not measured."""
 
     duration_s: dict[str, float] = field(default_factory=dict)
@@ -144,7 +144,7 @@ class Host:
     #: ``os.statvfs`` or a stand-in.
     statvfs: Callable[[str], os.statvfs_result] = os.statvfs
     ranks: Ranks = field(default_factory=Ranks)
-    own: Own = field(default_factory=Own)
+    counts: AgentCounts = field(default_factory=AgentCounts)
     #: The module ``pynvml`` or one that behaves like it; ``None`` imports it where a driver is loaded.
     nvml_library: Any = None
     nvml: Any = None

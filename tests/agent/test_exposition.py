@@ -99,7 +99,7 @@ def test_an_agent_without_a_collector_tells_of_no_delivery() -> None:
 def test_an_agent_that_has_delivered_nothing_yet_says_0(tmp_path: Path) -> None:
     """Counters start at 0, and it says that it is not connected."""
     host, spool = Host(), Spool(tmp_path / "spool", 1 << 20)
-    Shipper(Address("127.0.0.1", 9), spool, host.own, wire.Hello, lambda: None, lambda _: None)
+    Shipper(Address("127.0.0.1", 9), spool, host.counts, wire.Hello, lambda: None, lambda _: None)
     found = scraped(host, spool)
     spool.close()
     assert {name: found[name] for name in DELIVERY - {"spool_bytes"}} == dict.fromkeys(DELIVERY - {"spool_bytes"}, 0)

@@ -146,7 +146,7 @@ def test_a_broken_sampler_stops_no_other(caplog: pytest.LogCaptureFixture) -> No
     made = runner(Broken, Steady, host=host)
     readings = [len(made.run(now * NS)) for now in range(1, 6)]
     assert readings == [1] * 5
-    assert (host.own.success, host.own.errors["broken"]) == ({"broken": 0, "steady": 1}, 5)
+    assert (host.counts.success, host.counts.errors["broken"]) == ({"broken": 0, "steady": 1}, 5)
     assert len(caplog.records) == 1
 
 
@@ -154,7 +154,7 @@ def test_a_sampler_whose_values_do_not_match_its_series_is_an_error() -> None:
     """A value without a name is not sent under another's."""
     host = Host()
     assert runner(Lopsided, host=host).run(NS) == []
-    assert host.own.errors["lopsided"] == 1
+    assert host.counts.errors["lopsided"] == 1
 
 
 def test_errors_are_counted_from_0() -> None:
@@ -176,7 +176,7 @@ def test_nothing_here_is_no_error() -> None:
     made = runner(Elsewhere, host=host)
     for now in range(1, 120):
         made.run(now * NS)
-    assert (host.own.success, +host.own.errors) == ({}, {})
+    assert (host.counts.success, +host.counts.errors) == ({}, {})
     assert Elsewhere.looks == 120 * NS // ABSENT_RETRY_NS
 
 
@@ -225,7 +225,7 @@ def test_what_failed_keeps_no_file_open(tmp_path: Path, kind: type[Exception]) -
 
     host = Host()
     runner(HalfMade, host=host).run(0)
-    assert host.own.errors["half_made"] == (kind is ValueError)
+    assert host.counts.errors["half_made"] == (kind is ValueError)
     assert str(there) not in [os.path.realpath(link) for link in Path("/proc/self/fd").iterdir()]
 
 
@@ -233,7 +233,7 @@ def test_durations_are_the_runner_s() -> None:
     """Each sampler's cost is measured around it, in seconds."""
     host = Host()
     runner(Steady, host=host).run(NS)
-    assert host.own.duration_s == {"steady": pytest.approx(1e-6)}
+    assert host.counts.duration_s == {"steady": pytest.approx(1e-6)}
 
 
 @pytest.mark.parametrize(

@@ -54,9 +54,9 @@ def test_a_ring_is_read_when_a_batch_is_made_of_it(tmp_path: Path, writer: ring.
     assert mine.tick(0) == NS
     steps(writer, 3)
     assert mine.tick(NS) == 2 * NS
-    assert mine.host.own.ring_events == 0
+    assert mine.host.counts.ring_events == 0
     mine.tick(FLUSH_NS)
-    assert (mine.host.own.ring_events, mine.host.own.produced) == (3, 3 + 1)  # the steps, and that the rank runs
+    assert (mine.host.counts.ring_events, mine.host.counts.produced) == (3, 3 + 1)  # the steps, and that the rank runs
 
 
 @pytest.mark.parametrize(("asked_s", "every_s"), [(0, 2), (1, 2), (3, 3), (60, 4)])
@@ -66,9 +66,9 @@ def test_a_collector_of_many_agents_gets_fewer_batches(tmp_path: Path, asked_s: 
     mine.batch_ns = asked_s * NS
     made = []
     for second in range(13):
-        before = mine.host.own.batches
+        before = mine.host.counts.batches
         mine.tick(second * NS)
-        if mine.host.own.batches != before:
+        if mine.host.counts.batches != before:
             made.append(second)
     assert made == list(range(0, 13, every_s))
 
@@ -79,9 +79,9 @@ def test_batches_are_rare_while_cores_are_full(tmp_path: Path, writer: ring.Writ
     made = []
     for second in range(20):
         steps(writer, 1)
-        before = mine.host.own.batches
+        before = mine.host.counts.batches
         mine.tick(second * NS)
-        made += [second] * (mine.host.own.batches - before)
+        made += [second] * (mine.host.counts.batches - before)
     assert made == [0, 8, 16]
 
 
@@ -92,9 +92,9 @@ def test_samples_are_half_as_many_while_cores_are_full(tmp_path: Path) -> None:
     sampled = []
     for second in range(9):
         full[0] = second < 4
-        mine.host.own.success.clear()
+        mine.host.counts.success.clear()
         mine.tick(second * NS)
-        sampled += [second] * len(mine.host.own.success)
+        sampled += [second] * len(mine.host.counts.success)
     assert sampled == [0, 2, 4, 5, 6, 7, 8]
 
 
@@ -115,11 +115,11 @@ def test_all_nodes_work_at_the_same_times_while_cores_are_full(tmp_path: Path, w
         at, found, batches = 0, set(), set()
         while at < 40 * NS:
             steps(writer, 1)
-            before = mine.host.own.batches
-            mine.host.own.success.clear()
+            before = mine.host.counts.batches
+            mine.host.counts.success.clear()
             due = mine.tick(at)
-            found |= {at + late_ns} if mine.host.own.success else set()
-            batches |= {at + late_ns} if mine.host.own.batches > before else set()
+            found |= {at + late_ns} if mine.host.counts.success else set()
+            batches |= {at + late_ns} if mine.host.counts.batches > before else set()
             at = due
         sampled.append({one for one in found if 4 * NS < one < 38 * NS})
         made.append({one for one in batches if 4 * NS < one < 38 * NS})
@@ -138,7 +138,7 @@ def test_a_batch_is_made_sooner_where_much_is_written(
     for second in range(1, 7):
         steps(writer, 4)
         mine.tick(second * NS)
-        read.append(mine.host.own.ring_events)
+        read.append(mine.host.counts.ring_events)
     assert read == [0, 0, 12, 12, 12, 24]
 
 
@@ -152,8 +152,8 @@ def test_what_is_no_ring_keeps_no_agent_from_sampling(tmp_path: Path, writer: ri
     steps(writer, 3)
     for tick in range(12):
         mine.tick(tick * FLUSH_NS)
-        assert mine.host.own.success.pop("cpu") == 1
-    assert mine.host.own.ring_events == 3
+        assert mine.host.counts.success.pop("cpu") == 1
+    assert mine.host.counts.ring_events == 3
 
 
 def test_a_ring_that_is_cut_short_is_the_end_of_that_ring_alone(tmp_path: Path, writer: ring.Writer) -> None:
@@ -168,11 +168,11 @@ def test_a_ring_that_is_cut_short_is_the_end_of_that_ring_alone(tmp_path: Path, 
     item.reader = ring.Reader(cut)
     item.reader.position = 3
     os.truncate(cut, 0)
-    mine.host.own.success.clear()
-    produced = mine.host.own.produced or 0
+    mine.host.counts.success.clear()
+    produced = mine.host.counts.produced or 0
     mine.tick(10 * NS)
-    assert mine.host.own.success["cpu"] == 1
-    assert (mine.host.own.produced or 0) > produced
+    assert mine.host.counts.success["cpu"] == 1
+    assert (mine.host.counts.produced or 0) > produced
     assert (producer.written, producer.closed, producer.gone_ns) == (3, False, None)
 
 
@@ -185,7 +185,7 @@ def test_trouble_with_rings_is_logged_once_and_blinds_no_sampler(
     monkeypatch.setattr(mine.rings, where, Mock(side_effect=OSError("odd")))
     for tick in range(3):
         mine.tick(tick * FLUSH_NS)
-    assert mine.host.own.batches == 3
+    assert mine.host.counts.batches == 3
     assert [record.message for record in caplog.records] == ["cannot read rings: OSError: odd (logged once)"]
 
 
@@ -196,7 +196,7 @@ def test_a_ring_that_fills_is_read_at_once_and_looked_at_soon(tmp_path: Path, wr
     filling = int(CAPACITY * BUSY_SHARE) + 1
     steps(writer, filling)
     assert mine.tick(NS) == NS + BUSY_NS
-    assert mine.host.own.ring_events == filling
+    assert mine.host.counts.ring_events == filling
     assert mine.tick(NS + BUSY_NS) == 2 * NS
 
 
@@ -222,7 +222,7 @@ def test_a_rank_that_died_right_after_a_batch_is_in_the_next(tmp_path: Path, wri
     mine.tick(NS)
     assert producer.progress_ns == NS
     mine.tick(FLUSH_NS)
-    assert (mine.host.own.ring_events, producer.progress_ns) == (3, NS)
+    assert (mine.host.counts.ring_events, producer.progress_ns) == (3, NS)
 
 
 @pytest.mark.parametrize(
@@ -245,9 +245,9 @@ def test_stalled_ranks_are_reported_soon(tmp_path: Path, world: int, full: bool,
     while now <= 5 * NS:
         if now > 2.5 * NS and not any(one.written for one in mine.rings):
             steps(rank, 1)
-        before, then = mine.host.own.batches, now
+        before, then = mine.host.counts.batches, now
         now = mine.tick(now)
-        made += [then / NS] * (mine.host.own.batches - before)
+        made += [then / NS] * (mine.host.counts.batches - before)
     rank.close()
     assert made == batches
 
@@ -259,9 +259,9 @@ def test_a_batch_that_has_a_reason_waits_for_no_turn(tmp_path: Path) -> None:
     mine = agent(tmp_path, Spool(tmp_path / "spool", 1 << 20), cores_are_full=lambda: True)
     in_turn, now = {}, 0
     while now <= 8 * NS:
-        before, then = mine.host.own.batches, now
+        before, then = mine.host.counts.batches, now
         now = mine.tick(now)
-        if mine.host.own.batches > before:
+        if mine.host.counts.batches > before:
             in_turn[then / NS] = mine.in_turn
     rank.close()
     assert [at for at, regular in in_turn.items() if regular] == [0, 8]
@@ -289,12 +289,12 @@ def test_who_waits_without_a_probe_is_said_to_wait_still(tmp_path: Path) -> None
     mine.host.ranks.put(RankProcess("job", 0, 2, 0, 546, 1))
     mine.tick(0)
     waits = ("collective", "all_reduce", 7, 20, 0, 0, NS)
-    assert mine.witness({546: RasStall([], [waits])}, NS)
-    assert not mine.witness({546: RasStall([], [waits])}, NS)
+    assert mine.take_stalls({546: RasStall([], [waits])}, NS)
+    assert not mine.take_stalls({546: RasStall([], [waits])}, NS)
     due, made = NS, []
     while due < 2 * NS:
         due = mine.tick(due)
-        made.append(mine.host.own.batches)
+        made.append(mine.host.counts.batches)
     assert (made, due) == ([1, 2], 2 * NS)
 
 
@@ -305,9 +305,9 @@ def test_what_was_asked_for_is_sent_at_the_next_tick(tmp_path: Path, writer: rin
     (producer,) = mine.rings
     steps(writer, 1)
     mine.attach(producer.process, "stack.txt", b"main", NS // 2)
-    made = mine.host.own.batches
+    made = mine.host.counts.batches
     mine.tick(NS)
-    assert mine.host.own.batches == made + 1
+    assert mine.host.counts.batches == made + 1
 
 
 def test_an_agent_without_a_collector_keeps_nothing(
@@ -320,7 +320,7 @@ def test_an_agent_without_a_collector_keeps_nothing(
     mine.tick(0)
     steps(writer, 3)
     mine.tick(FLUSH_NS)
-    assert mine.host.own.ring_events == 3
+    assert mine.host.counts.ring_events == 3
     assert builder.empty
 
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from hindmost_proto.address import Address
 
     from hindmost_agent.delivery.spool import Spool
-    from hindmost_agent.sampler import Own
+    from hindmost_agent.sampler import AgentCounts
 
 
 class CallError(ConnectionError):
@@ -158,18 +158,18 @@ class RoundTrips:
     there: a message costs it more than what is in one.
 
     Args:
-        own: where the offset is noted.
+        counts: where the offset is noted.
         say: sends a message that is no batch, soon.
     """
 
     def __init__(
         self,
-        own: Own,
+        counts: AgentCounts,
         say: Callable[[bytes], None],
         monotonic_ns: Callable[[], int] = time.monotonic_ns,
         unix_ns: Callable[[], int] = time.time_ns,
     ) -> None:
-        self._own, self._say, self._monotonic_ns, self._unix_ns = own, say, monotonic_ns, unix_ns
+        self._counts, self._say, self._monotonic_ns, self._unix_ns = counts, say, monotonic_ns, unix_ns
         self._with_batches = False
         self._count = self._best_ns = 0
         self._asks = False
@@ -225,10 +225,10 @@ class RoundTrips:
         middle = (sample.sent_ns + sample.returned_ns) // 2
         real_now = self._unix_ns() - (self._monotonic_ns() - middle)
         offset_s = ((sample.received_ns + sample.replied_ns) // 2 - real_now) / 1e9
-        was_set = abs(offset_s - (self._own.clock_offset_s or 0.0)) > round_trip / 1e9 + SET_S
+        was_set = abs(offset_s - (self._counts.clock_offset_s or 0.0)) > round_trip / 1e9 + SET_S
         if not self._best_ns or round_trip <= self._best_ns or was_set:
             self._best_ns = round_trip
-            self._own.clock_offset_s, self._own.clock_round_trip_s = offset_s, round_trip / 1e9
+            self._counts.clock_offset_s, self._counts.clock_round_trip_s = offset_s, round_trip / 1e9
         else:
             self._best_ns += self._best_ns // 50  # an old best must not stand forever: clocks drift
 
@@ -267,7 +267,7 @@ class Shipper:
         self,
         target: Address,
         spool: Spool,
-        own: Own,
+        counts: AgentCounts,
         hello: Callable[[], wire.Hello],
         on_stop: Callable[[], None],
         on_request: Callable[[wire.EventTraceRequest], None],
@@ -280,8 +280,8 @@ class Shipper:
         self.target = target
         self.held_back, self.batch_ns = False, 0
         self._spool = spool
-        self._own = own
-        own.connected, own.connects = False, 0
+        self._counts = counts
+        counts.connected, counts.connects = False, 0
         self._hello = hello
         self._on_stop = on_stop
         self._on_request = on_request
@@ -296,7 +296,7 @@ class Shipper:
         self._ended = asyncio.Event()
         self._at_work = asyncio.Event()
         self._outbox: list[bytes] = []
-        self._round_trips = RoundTrips(own, self._send_soon, monotonic_ns)
+        self._round_trips = RoundTrips(counts, self._send_soon, monotonic_ns)
         self._heard_ns = 0
         self._said = False
         self._it_goes = False
@@ -333,7 +333,7 @@ class Shipper:
             except Exception:
                 log.exception("unexpected error of the stream; trying again")
             finally:
-                self._own.connected = False
+                self._counts.connected = False
             attempt = 0 if self._monotonic_ns() - started_ns > 10e9 else attempt + 1
             attempt = max(attempt, GONE_ATTEMPTS if self._it_goes else 0)
             await asyncio.sleep(self.delay_s(attempt))
@@ -353,8 +353,8 @@ class Shipper:
 
     def _opened(self, welcome: wire.Welcome) -> None:
         self._spool.connected(welcome.durable_sequence, welcome.received_sequence)
-        self._own.connected = True
-        self._own.connects = (self._own.connects or 0) + 1
+        self._counts.connected = True
+        self._counts.connects = (self._counts.connects or 0) + 1
         if self._said:
             self._said = False
             log.info("collector %s answers again: sending the spooled data", self.target)

@@ -115,7 +115,7 @@ def _processes(comm: RasCommunicator, here: list[RankProcess]) -> Iterator[tuple
             yield member, process
 
 
-class Witness:
+class RasWatch:
     """Asks RAS while this node's ranks stand still, and keeps what it said."""
 
     def __init__(

@@ -377,7 +377,7 @@ class Rings:
                 fills = item.full > BUSY_SHARE
                 busy = busy or fills
                 if fills or everything:
-                    self._host.own.ring_events += item.read()
+                    self._host.counts.ring_events += item.read()
         self.new_events = 0 if everything else self.new_events + new
         return busy
 
@@ -395,9 +395,9 @@ class Rings:
 
     def account(self) -> None:
         """Bring the agent's own counts of rings and losses up to date."""
-        own = self._host.own
-        own.rings = sum(len(producer.rings) for producer in self._producers.values())
-        own.ring_lost = self._lost_before + sum(producer.lost for producer in self._producers.values())
+        counts = self._host.counts
+        counts.rings = sum(len(producer.rings) for producer in self._producers.values())
+        counts.ring_lost = self._lost_before + sum(producer.lost for producer in self._producers.values())
 
     def remove(self, producer: Producer) -> None:
         """Close and delete the rings of a process that has ended and was read to the end."""

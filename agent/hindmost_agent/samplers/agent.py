@@ -58,12 +58,12 @@ class AgentSampler(Sampler):
             self._statm = None
 
     def sample(self) -> list[float]:
-        own = self.host.own
+        counts = self.host.counts
         by_label = (
-            (DURATION, own.duration_s),
-            (SUCCESS, own.success),
-            (ERRORS, own.errors),
-            (DROPPED, own.dropped),
+            (DURATION, counts.duration_s),
+            (SUCCESS, counts.success),
+            (ERRORS, counts.errors),
+            (DROPPED, counts.dropped),
         )
         keys = [tuple(table) for _, table in by_label]
         values: list[float] = [float(value) for _, table in by_label for value in table.values()]
@@ -73,23 +73,23 @@ class AgentSampler(Sampler):
         return [*values, *self._values()]
 
     def _values(self) -> list[float]:
-        own = self.host.own
+        counts = self.host.counts
         usage = resource.getrusage(resource.RUSAGE_SELF)
         return [
             usage.ru_utime + usage.ru_stime,
             NAN if self._statm is None else int(self._statm.read().split()[1]) * PAGE,
-            _or_nan(own.produced),
-            _or_nan(own.delivered),
-            _or_nan(own.pending),
-            _or_nan(own.spool_bytes),
-            _or_nan(own.spool_limit_bytes),
-            _or_nan(own.connected),
-            _or_nan(own.connects),
-            _or_nan(own.clock_offset_s),
-            _or_nan(own.clock_round_trip_s),
-            own.rings,
-            own.ring_events,
-            own.ring_lost,
+            _or_nan(counts.produced),
+            _or_nan(counts.delivered),
+            _or_nan(counts.pending),
+            _or_nan(counts.spool_bytes),
+            _or_nan(counts.spool_limit_bytes),
+            _or_nan(counts.connected),
+            _or_nan(counts.connects),
+            _or_nan(counts.clock_offset_s),
+            _or_nan(counts.clock_round_trip_s),
+            counts.rings,
+            counts.ring_events,
+            counts.ring_lost,
         ]
 
 

@@ -80,8 +80,8 @@ def test_every_event_arrives_once_though_the_agent_was_killed_in_a_step(tmp_path
     assert [ns for batch in found for block in batch.collectives for ns in block.self_ns] == [-1, 90, 90]
     assert [list(block.phases[0].ns) for batch in found for block in batch.steps] == [[40], [40, 40]]
     assert not any(batch.intervals for batch in found)
-    assert second.host.own.ring_events == 4
-    assert second.host.own.dropped == {"spool_full": 0, "memory_full": 0, "memory_lost": 0, "damaged": 0}
+    assert second.host.counts.ring_events == 4
+    assert second.host.counts.dropped == {"spool_full": 0, "memory_full": 0, "memory_lost": 0, "damaged": 0}
 
 
 def test_steps_that_wait_for_gpu_times_are_neither_lost_nor_doubled(tmp_path: Path, writer: ring.Writer) -> None:
@@ -125,15 +125,15 @@ def test_what_was_overwritten_between_two_agents_is_lost_and_counted_once(tmp_pa
     first.tick(NS)
     first.tick(2 * NS)
     killed(first)
-    assert first.host.own.ring_lost == 120 - CAPACITY
+    assert first.host.counts.ring_lost == 120 - CAPACITY
     for step in range(40, 70):
         write_step(writer, step)
     second = started(tmp_path)
     second.tick(3 * NS)
     second.tick(4 * NS)
     killed(second)
-    assert second.host.own.ring_events == CAPACITY
-    assert second.host.own.ring_lost == 120 - CAPACITY + 90 - CAPACITY
+    assert second.host.counts.ring_events == CAPACITY
+    assert second.host.counts.ring_lost == 120 - CAPACITY + 90 - CAPACITY
     numbers = steps(batches(tmp_path))
     assert len(numbers) == len(set(numbers)) > 0
     assert numbers[-1] == 69

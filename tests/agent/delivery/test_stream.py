@@ -13,7 +13,7 @@ from hindmost_agent.delivery import stream as delivery_stream
 from hindmost_agent.delivery.batch import message
 from hindmost_agent.delivery.spool import Spool
 from hindmost_agent.delivery.stream import FIRST_ROUND_TRIPS, LONGEST_PAUSE_S, Pace, RoundTrips, Shipper
-from hindmost_agent.sampler import Own
+from hindmost_agent.sampler import AgentCounts
 from hindmost_agent.settings import Address
 from hindmost_proto import SERVICE, retry
 from hindmost_proto import telemetry_pb2 as wire
@@ -104,12 +104,12 @@ class Link:
     """A shipper with its spool, and what the collector answered."""
 
     def __init__(self, spool: Spool, port: int, **options: Any) -> None:
-        self.spool, self.own = spool, Own()
+        self.spool, self.counts = spool, AgentCounts()
         self.requests: list[object] = []
         self.shipper = Shipper(
             Address("127.0.0.1", port),
             spool,
-            self.own,
+            self.counts,
             lambda: wire.Hello(protocol=1, agent_id=spool.ledger.agent_id),
             lambda: self.requests.append("stop"),
             self.requests.append,
@@ -150,8 +150,8 @@ async def test_the_clock_is_measured_in_round_trips(spool: Spool) -> None:
         whole = lambda: [one.clock for one in collector.messages if one.clock.returned_ns]  # noqa: E731
         await until(lambda: len(whole()) >= 8)
     assert all(sample.sent_ns < sample.returned_ns for sample in whole())
-    assert link.own.clock_offset_s is not None
-    assert abs(link.own.clock_offset_s) < 0.05
+    assert link.counts.clock_offset_s is not None
+    assert abs(link.counts.clock_offset_s) < 0.05
 
 
 async def test_a_collector_that_comes_back_gets_what_it_has_not(spool: Spool) -> None:
@@ -165,7 +165,7 @@ async def test_a_collector_that_comes_back_gets_what_it_has_not(spool: Spool) ->
         async with listening(collector.successor(durable=2)) as again:
             await until(lambda: spool.ledger.delivered == 60)
             assert again.sequences() == [3, 4, 5, 6]
-            assert link.own.connects == 2
+            assert link.counts.connects == 2
 
 
 async def test_a_goodbye_comes_after_the_last_batch(spool: Spool) -> None:
@@ -260,11 +260,11 @@ async def test_a_collector_that_answers_again_is_said(spool: Spool, caplog: pyte
     caplog.set_level("INFO", logger="hindmost_agent.delivery.stream")
 
     async with listening(Collector()) as collector, shipping(spool, collector.port) as link:
-        await until(lambda: link.own.connected)
+        await until(lambda: link.counts.connected)
         assert not [record for record in caplog.records if record.name == "hindmost_agent.delivery.stream"]
         await collector.stop()
         async with listening(collector.successor()):
-            await until(lambda: link.own.connects == 2)
+            await until(lambda: link.counts.connects == 2)
             lost, back = (
                 record.message for record in caplog.records if record.name == "hindmost_agent.delivery.stream"
             )
@@ -309,8 +309,8 @@ class Talk(NamedTuple):
 def talk() -> Talk:
     said: list[wire.AgentMessage] = []
     now = [1000]
-    own = Own()
-    trips = RoundTrips(own, lambda message: said.append(wire.AgentMessage.FromString(message)), lambda: now[0])
+    counts = AgentCounts()
+    trips = RoundTrips(counts, lambda message: said.append(wire.AgentMessage.FromString(message)), lambda: now[0])
     return Talk(trips, said, now)
 
 
@@ -331,13 +331,13 @@ def test_the_first_ones_wait_for_no_batch(talk: Talk) -> None:
 
 def test_a_clock_that_was_set_is_seen_at_once() -> None:
     """However slow the round trip: the next sample has the new offset, of a step of an hour in either direction."""
-    now, own, wall = [0], Own(), [0]
-    trips = RoundTrips(own, lambda _: None, lambda: now[0], lambda: now[0] + wall[0])
+    now, counts, wall = [0], AgentCounts(), [0]
+    trips = RoundTrips(counts, lambda _: None, lambda: now[0], lambda: now[0] + wall[0])
     trips.begin(with_batches=True)
     for wall[0], way_ns in ((0, WAY), (3600 * 10**9, 100 * WAY), (0, 1000 * WAY)):
         asked_ns, now[0] = now[0], now[0] + 2 * way_ns
         trips.answered(wire.ClockReply(sent_ns=asked_ns, received_ns=asked_ns + way_ns, replied_ns=asked_ns + way_ns))
-        assert own.clock_offset_s == pytest.approx(-wall[0] / 1e9, abs=1e-3)
+        assert counts.clock_offset_s == pytest.approx(-wall[0] / 1e9, abs=1e-3)
 
 
 def test_later_ones_go_with_batches(talk: Talk) -> None:

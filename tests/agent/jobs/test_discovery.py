@@ -306,7 +306,7 @@ def test_a_ring_that_appears_is_read(host: Host, tmp_path: Path) -> None:
     agent.tick(3 * NS)
     agent.tick(4 * NS)
     writer.close()
-    assert host.own.ring_events == 1
+    assert host.counts.ring_events == 1
     assert [(rank.job_id, rank.rank) for rank in host.ranks] == [("job", 1)]
 
 

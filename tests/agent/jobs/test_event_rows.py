@@ -92,61 +92,12 @@ def test_a_phase_between_steps_is_an_interval() -> None:
     assert [(row.name, row.start_ns, row.duration_ns) for row in builder.intervals] == [("checkpoint", 110, 50)]
 
 
-def test_the_self_record_describes_the_gap_before_the_next_collective() -> None:
-    """Self time, CPU time and run-queue time come from SELF, its run queue in us."""
-    known = ring.CPU_KNOWN | ring.RUNQUEUE_KNOWN
-    builder = built(
-        event(ring.SELF, "", 0, 900, flags=known, value=700, seq=2),
-        event(ring.COLLECTIVE, "all_reduce", 900, 100, comm_id=5, seq=3, value=64),
-    )
-    (row,) = rows(builder.collectives)
-    assert (row.self_ns, row.cpu_ns, row.runqueue_ns) == (900, 700, 2000)
-    assert (row.op, row.comm, row.seq, row.bytes) == ("all_reduce", 5, 3, 64)
-
-
-def test_an_operation_of_the_gpu_says_when_its_host_enqueued_it() -> None:
-    """The launch is found by the operation's name and number, whatever other threads wrote between the two."""
-    builder = built(
-        event(ring.LAUNCH, "all_reduce", 100, 5, comm_id=5, seq=3),
-        event(ring.LAUNCH, "all_reduce", 200, 5, comm_id=5, seq=4),
-        event(ring.COLLECTIVE, "all_reduce", 7_000, 100, comm_id=5, seq=3, flags=ring.GPU_TIME),
-        event(ring.COLLECTIVE, "broadcast", 7_100, 100, comm_id=5, seq=3, flags=ring.GPU_TIME),
-        event(ring.COLLECTIVE, "all_reduce", 7_200, 100, comm_id=5, seq=4, flags=ring.GPU_TIME),
-    )
-    assert [row.enqueue_ns for row in rows(builder.collectives)] == [100, UNMEASURED, 200]
-
-
 def test_launches_without_operations_are_forgotten() -> None:
     """A launch whose operation was lost must not stay for ever."""
     builder = built(*(event(ring.LAUNCH, "all_reduce", at, 5, comm_id=5, seq=at) for at in range(1000)))
     for seq in (0, 999):
         feed(builder, [event(ring.COLLECTIVE, "all_reduce", 7_000, 1, comm_id=5, seq=seq, flags=ring.GPU_TIME)])
     assert [row.enqueue_ns for row in rows(builder.collectives)] == [UNMEASURED, 999]
-
-
-def test_a_gap_may_be_split_between_two_reads() -> None:
-    """SELF read in one tick still describes the collective read in the next."""
-    builder = built(event(ring.SELF, "", 0, 900))
-    feed(builder, [event(ring.COLLECTIVE, "all_reduce", 900, 100)])
-    (row,) = rows(builder.collectives)
-    assert (row.self_ns, row.cpu_ns) == (900, UNMEASURED)
-
-
-def test_without_a_self_record_the_gap_is_from_the_last_collective() -> None:
-    """The first collective's gap is unknown, the second's runs from the end of the first."""
-    builder = built(
-        event(ring.COLLECTIVE, "all_reduce", 100, 50),
-        event(ring.COLLECTIVE, "all_reduce", 400, 50),
-    )
-    assert [row.self_ns for row in rows(builder.collectives)] == [UNMEASURED, 250]
-
-
-def test_a_loss_breaks_the_gap() -> None:
-    """After overwritten events it is unknown when the previous collective was left."""
-    builder = built(event(ring.COLLECTIVE, "all_reduce", 100, 50))
-    builder.broke()
-    feed(builder, [event(ring.COLLECTIVE, "all_reduce", 400, 50)])
-    assert rows(builder.collectives)[1].self_ns == UNMEASURED
 
 
 def test_a_loop_without_steps_keeps_nothing_forever() -> None:

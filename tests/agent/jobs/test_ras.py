@@ -16,7 +16,7 @@ import pytest
 from hindmost.ring import Communicator
 from hindmost_agent.jobs import ras
 from hindmost_agent.jobs.ranks import RankProcess
-from hindmost_agent.jobs.ras import TRIES, Witness, address, standing
+from hindmost_agent.jobs.ras import TRIES, RasWatch, address, standing
 from hindmost_agent.jobs.rings import Producer
 from hindmost_proto.address import Address
 
@@ -158,24 +158,24 @@ class Answers:
 def test_it_takes_two_answers() -> None:
     """The first shows where ranks are, the second that they are still there."""
     hang = answer("hang_json")
-    witness = Witness(Address("", 0), lambda: [process(0, 546), process(1, 547)], list, Answers(hang, hang))
-    assert witness.due(10 * NS)
-    asyncio.run(witness.look(10 * NS))
-    assert witness.seen == {}
-    assert not witness.due(10 * NS + NS // 2), "RAS is not asked all the time"
-    assert witness.due(11 * NS)
-    asyncio.run(witness.look(11 * NS))
-    assert witness.seen[546].waits[0][-1] == 10 * NS
+    watch = RasWatch(Address("", 0), lambda: [process(0, 546), process(1, 547)], list, Answers(hang, hang))
+    assert watch.due(10 * NS)
+    asyncio.run(watch.look(10 * NS))
+    assert watch.seen == {}
+    assert not watch.due(10 * NS + NS // 2), "RAS is not asked all the time"
+    assert watch.due(11 * NS)
+    asyncio.run(watch.look(11 * NS))
+    assert watch.seen[546].waits[0][-1] == 10 * NS
 
 
 def test_a_wait_began_after_the_answer_that_did_not_have_it() -> None:
     """Not when it was first seen: a hang would be reported as late as RAS was asked."""
     hang = answer("hang_json")
     before = hang.replace(b'"AllReduce": 22', b'"AllReduce": 19').replace(b'"AllReduce": 20', b'"AllReduce": 19')
-    witness = Witness(Address("", 0), lambda: [process(0, 546), process(1, 547)], list, Answers(before, hang, hang))
+    watch = RasWatch(Address("", 0), lambda: [process(0, 546), process(1, 547)], list, Answers(before, hang, hang))
     for second in (10, 11, 12):
-        asyncio.run(witness.look(second * NS))
-    assert witness.seen[546].waits[0][-1] == 10 * NS
+        asyncio.run(watch.look(second * NS))
+    assert watch.seen[546].waits[0][-1] == 10 * NS
 
 
 @pytest.mark.parametrize(("moved", "since"), [(8.5, 8.5), (1.0, 7.0)], ids=["just now", "long ago"])
@@ -184,31 +184,31 @@ def test_a_wait_began_after_what_a_probe_saw_last(moved: float, since: float) ->
     ranks = [process(0, 546), process(1, 547)]
     seen = [Producer(rank, int(moved * NS)) for rank in ranks]
     hang = answer("hang_json")
-    witness = Witness(Address("", 0), lambda: ranks, lambda: seen, Answers(hang, hang))
+    watch = RasWatch(Address("", 0), lambda: ranks, lambda: seen, Answers(hang, hang))
     for second in (10, 11):
-        assert witness.due(second * NS)
-        asyncio.run(witness.look(second * NS))
-    assert witness.seen[546].waits[0][-1] == since * NS
+        assert watch.due(second * NS)
+        asyncio.run(watch.look(second * NS))
+    assert watch.seen[546].waits[0][-1] == since * NS
 
 
 def test_after_a_silent_ras_a_wait_begins_when_it_is_seen() -> None:
     """NCCL may have begun between: what it does then is no older than that."""
     hang = answer("hang_json")
-    witness = Witness(
+    watch = RasWatch(
         Address("", 0), lambda: [process(0, 546), process(1, 547)], list, Answers(*[b""] * TRIES, hang, hang)
     )
     for second in (10, 15, 16):
-        asyncio.run(witness.look(second * NS))
-    assert witness.seen[546].waits[0][-1] == 15 * NS
+        asyncio.run(watch.look(second * NS))
+    assert watch.seen[546].waits[0][-1] == 15 * NS
 
 
 def test_answers_about_another_job_are_not_about_ours() -> None:
     """All jobs of a node share the port; ours may take the connection next time."""
     hang, other = answer("hang_json"), answer("healthy_json")
-    witness = Witness(Address("", 0), lambda: [process(0, 546)], list, Answers(hang, other, other, hang))
-    asyncio.run(witness.look(10 * NS))
-    asyncio.run(witness.look(20 * NS))
-    assert [wait[1] for wait in witness.seen[546].waits] == ["all_reduce"]
+    watch = RasWatch(Address("", 0), lambda: [process(0, 546)], list, Answers(hang, other, other, hang))
+    asyncio.run(watch.look(10 * NS))
+    asyncio.run(watch.look(20 * NS))
+    assert [wait[1] for wait in watch.seen[546].waits] == ["all_reduce"]
 
 
 @pytest.fixture

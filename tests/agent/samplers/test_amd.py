@@ -136,8 +136,8 @@ def test_the_runner_reads_every_sampler_of_amd(host: Host) -> None:
     runner = Runner({kind.name: kind for kind in ALL}, host, NS)
     for second in range(60):
         runner.run(second * NS)
-    assert +host.own.errors == {}
-    assert set(host.own.success) == {kind.name for kind in ALL}
+    assert +host.counts.errors == {}
+    assert set(host.counts.success) == {kind.name for kind in ALL}
 
 
 def test_without_the_driver_nothing_is_imported(tmp_path: Path) -> None:

@@ -100,14 +100,14 @@ def with_bystander(host: Host, *kinds: type[Sampler]) -> Runner:
 
 def survives(runner: Runner, now_ns: int) -> None:
     """A run raises nothing: what fails is counted, once each, the bystander is read, and what is read can be sent."""
-    own = runner.host.own
-    before = own.errors.copy()
+    counts = runner.host.counts
+    before = counts.errors.copy()
     readings = {reading.sampler: reading for reading in runner.run(now_ns)}
     assert readings["bystander"].values == [1.0]
     for reading in readings.values():
         assert len(array("d", reading.values)) == len(reading.series), reading.sampler
-    failed = {name for name, success in own.success.items() if not success}
-    assert own.errors - before == dict.fromkeys(failed, 1)
+    failed = {name for name, success in counts.success.items() if not success}
+    assert counts.errors - before == dict.fromkeys(failed, 1)
     assert not failed & readings.keys()
 
 
@@ -120,11 +120,11 @@ def lasting(kind: type[Sampler], host: Host, damage: list[Callable[[bytes], byte
     for number, (name, broken) in enumerate(DAMAGES.items(), 1):
         damage[:] = [broken]
         survives(runner, number * 1000 * NS)
-        host.own.success.clear()
+        host.counts.success.clear()
         survives(with_bystander(host, kind), 0)
         damage.clear()
         survives(runner, (number * 1000 + 500) * NS)
-        if set(runner.latest) != before or not all(host.own.success.values()):
+        if set(runner.latest) != before or not all(host.counts.success.values()):
             harm.append(name)
     return harm
 
@@ -163,7 +163,7 @@ def test_a_file_may_vanish_while_a_sampler_reads(at: int, root: Path, damage: li
     gone = fails(errno.ESRCH)
     damage[:] = [lambda whole: whole if next(reads, None) is not None else gone(whole)]
     survives(runner, 1000 * NS)
-    assert +runner.host.own.errors
+    assert +runner.host.counts.errors
     damage.clear()
     survives(runner, 2000 * NS)
     assert set(runner.latest) == before

@@ -89,7 +89,7 @@ def test_a_call_that_never_returns_keeps_no_tick(gpu_host: Host, nvml: Any, free
     runner = made(gpu_host, "nvidia", "nvidia_state")
     hang(runner, nvml, "nvmlDeviceGetPowerUsage", free)
     assert set(runner.latest) == {"node"}
-    assert gpu_host.own.success == {"node": 1, "nvidia": 0, "nvidia_state": 0}
+    assert gpu_host.counts.success == {"node": 1, "nvidia": 0, "nvidia_state": 0}
 
 
 def test_a_gpu_that_hangs_stops_no_other(
@@ -104,7 +104,7 @@ def test_a_gpu_that_hangs_stops_no_other(
     assert gpus(found["nvidia"], "power_watts") == {SECOND: pytest.approx(689.001)}
     assert gpus(found["nvidia_state"], "temperature_celsius") == {SECOND: 61}
     assert gpus(found["nvidia_gpm"], "tensor_activity_ratio") == {SECOND: pytest.approx(0.936)}
-    assert (+gpu_host.own.errors, gpu_host.own.success["nvidia"]) == ({"nvidia": 1}, 1)
+    assert (+gpu_host.counts.errors, gpu_host.counts.success["nvidia"]) == ({"nvidia": 1}, 1)
     assert [record.message for record in caplog.records] == [
         f"{FIRST} has not answered nvidia for 10 s: not sampled until it does"
     ]
@@ -134,13 +134,13 @@ def test_a_driver_that_is_being_loaded_has_not_failed(
     for second in (0, 1, 5):
         assert set(at(runner, second, patiently=False)) == {"node"}
         assert nvml.blocked.wait(PATIENT)
-        assert (gpu_host.own.success, +gpu_host.own.errors) == ({"node": 1}, {})
+        assert (gpu_host.counts.success, +gpu_host.counts.errors) == ({"node": 1}, {})
     if comes:
         free.set()
         answered(runner)
     at(runner, 12)
-    assert gpu_host.own.success == {"node": 1, "nvidia": int(comes), "nvidia_state": int(comes)}
-    assert +gpu_host.own.errors == ({} if comes else {"nvidia": 1})
+    assert gpu_host.counts.success == {"node": 1, "nvidia": int(comes), "nvidia_state": int(comes)}
+    assert +gpu_host.counts.errors == ({} if comes else {"nvidia": 1})
     assert [record.levelname for record in caplog.records] == ([] if comes else ["WARNING"])
 
 
@@ -206,7 +206,7 @@ def test_an_answer_that_comes_late_is_taken_at_the_next_tick(gpu_host: Host, nvm
     late = [one for one in runner.run(3 * NS, everything=True) if one.sampler == "nvidia"]
     both = {FIRST: 1, SECOND: 1}
     assert [(one.time_ns, gpus(one, "up")) for one in late] == [(3 * NS - 1, both), (3 * NS, both)]
-    assert +gpu_host.own.errors == {}
+    assert +gpu_host.counts.errors == {}
 
 
 def test_a_late_answer_of_the_tick_before_has_a_moment_of_its_own(
@@ -235,7 +235,7 @@ def test_a_driver_that_does_not_even_load_is_said_once(
     for second in range(0, 60, 5):
         assert set(at(runner, second, patiently=False)) == {"node"}
     assert len(set(threads()) - before) == 1
-    assert (len(caplog.records), +gpu_host.own.errors) == (1, {"nvidia": 1})
+    assert (len(caplog.records), +gpu_host.counts.errors) == (1, {"nvidia": 1})
 
 
 def test_a_gpu_that_hangs_when_asked_who_it_is_is_left_out(gpu_host: Host, nvml: Any, free: threading.Event) -> None:
@@ -275,7 +275,7 @@ def test_in_whatever_call_a_gpu_hangs_it_takes_no_other_along(
         found = at(runner, second)
     assert gpus(found["nvidia"], "up")[SECOND] == 1
     assert set(runner.latest) >= {*names, "node"} - {"nvidia_processes"}  # no rank is on a GPU here
-    assert gpu_host.own.success == dict.fromkeys((*names, "node"), 1)
+    assert gpu_host.counts.success == dict.fromkeys((*names, "node"), 1)
 
 
 def test_a_gpu_of_no_known_name_that_hangs_takes_no_other_along(
@@ -332,7 +332,7 @@ def test_an_adapter_that_hangs_stops_neither_the_node_nor_its_gpus(
     for second in (100, 101, 112, 123):
         found = {reading.sampler for reading in runner.run(second * NS, everything=True)}
         assert found == {"node", "nvidia"}
-    assert node.own.success["infiniband"] == 0
+    assert node.counts.success["infiniband"] == 0
     assert [record.message for record in caplog.records] == [
         "the adapter driver has not answered infiniband for 10 s: it is not sampled until it does"
     ]

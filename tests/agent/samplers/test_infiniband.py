@@ -121,13 +121,6 @@ def test_a_counter_that_is_full_says_nothing(host: Host) -> None:
     assert read(sampler)[f"{IB}receive_bytes_total", "qib0", "1"] == 4 * 4294967296
 
 
-def test_where_a_kernel_has_wider_counters_they_are_read(host: Host) -> None:
-    """The 32 bits that old kernels have among ``counters`` are full after 16 GiB."""
-    port = host.sys / "class/infiniband/mlx4_0/ports/1"
-    write(port, {"counters/port_xmit_data": "4294967295\n", "counters_ext/port_xmit_data_64": "268435456000\n"})
-    assert read(Infiniband(host))[f"{IB}transmit_bytes_total", "mlx4_0", "1"] == 1_073_741_824_000
-
-
 def test_adapters_that_stay_are_no_news(host: Host) -> None:
     """Looking for adapters again finds the same; a new one is taken on."""
     port = "class/infiniband/mlx5_{}/ports/1"

@@ -305,7 +305,7 @@ def test_the_number_of_files_that_may_be_open_is_raised(node: Host) -> None:
         runner = Runner(samplers.load(), node, NS)
         for second in (0, 100):
             runner.run(second * NS, everything=True)
-        assert +node.own.errors == {}
+        assert +node.counts.errors == {}
         assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == min(before[1], 65536)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
@@ -378,7 +378,7 @@ def test_pressure_that_is_not_kept_is_no_error(
     monkeypatch.setattr(File, "read", asked)
     runner = Runner({"pressure": Pressure}, host, NS)
     assert {one.values[0] for reading in runner.run(0) for one in reading.series} == left
-    assert +host.own.errors == {}
+    assert +host.counts.errors == {}
     if not left:
         with pytest.raises(Absent, match="psi=1"):
             Pressure(host)

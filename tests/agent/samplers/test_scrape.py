@@ -34,8 +34,8 @@ def test_the_scrape_is_what_it_was(node: Host) -> None:
     if os.environ.get("RENEW_GOLDEN"):
         GOLDEN.parent.mkdir(exist_ok=True)
         GOLDEN.write_bytes(page)
-    assert +node.own.errors == {}
-    elsewhere = {kind for name, kind in kinds().items() if name not in node.own.success}
+    assert +node.counts.errors == {}
+    elsewhere = {kind for name, kind in kinds().items() if name not in node.counts.success}
     assert not {kind for kind in elsewhere if not re.search(rf"{kind.__module__} import.*\b{kind.__name__}\b", TESTS)}
     assert page.decode().splitlines() == GOLDEN.read_text().splitlines()
 
@@ -46,7 +46,7 @@ def test_the_scrape_of_a_recorded_machine_is_what_it_was(recorded: Host) -> None
     page = scrape(recorded)
     if os.environ.get("RENEW_GOLDEN"):
         golden.write_bytes(page)
-    assert +recorded.own.errors == {}
+    assert +recorded.counts.errors == {}
     assert page.decode().splitlines() == golden.read_text().splitlines()
     assert "hindmost_process_threads_runqueue_seconds_total" in page.decode()
 

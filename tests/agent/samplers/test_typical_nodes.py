@@ -37,7 +37,7 @@ def values(request: pytest.FixtureRequest, tmp_path: Path) -> Values:
     runner = Runner({name: kind for name, kind in samplers.load().items() if name != "agent"}, host, NS)
     for second in (0, 1000):
         runner.run(second * NS)
-    assert +host.own.errors == {}
+    assert +host.counts.errors == {}
     assert set(runner.latest) == EVERYWHERE | HAS[request.param]
     return {
         (one.metric.name.removeprefix("hindmost_"), *one.values): value

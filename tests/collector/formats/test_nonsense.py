@@ -235,13 +235,6 @@ def test_a_line_of_inspector_that_cannot_be_costs_itself(tmp_path: Path, changes
     assert any("left out" in note for note in run.notes)
 
 
-def test_a_dump_that_is_hostile_is_still_refused(tmp_path: Path) -> None:
-    """What was made to do harm is no accident."""
-    (tmp_path / "nccl_trace_rank_0").write_bytes(b"\x80\x04cos\nsystem\n(X\x02\x00\x00\x00idtR.")
-    with pytest.raises(UsageError, match="hostile"):
-        load(tmp_path)
-
-
 def test_lines_that_differ_between_files_make_no_file_short(folder: Path) -> None:
     """Each file lacks another line: what no other rank numbers alike is no end of the recording."""
     for at, path in enumerate(sorted(folder.glob("prof.*.csv"))):
