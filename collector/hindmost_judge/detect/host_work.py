@@ -177,23 +177,30 @@ def _delays_of_rank(
     noises = [segmentation.noise(one, drifts=drifts) * float(np.sqrt(turn)) for one in (series, within)]
     sigma, least_noise = max(noises[0], 1.0), max(min(noises), 1.0)
     series = np.repeat(series, turn)[: behind_peers.shape[1]]
-    bounds = _without_minor_changes(series, segmentation.segments(series, least_noise))
+    shortest = max(_MIN_STEPS, _MIN_SHARE * len(series))
+    bounds = _without_minor_changes(series, segmentation.segments(series, least_noise), shortest)
     for first, stop in itertools.pairwise(bounds):
         level = float(series[first:stop].mean())
         differ = spread(median(behind_peers[peers, first:stop], axis=1)) if cohort else 0.0
         z = level / float(np.hypot(sigma / np.sqrt(stop - first), differ))
-        shortest = _MIN_STEPS if level >= large else max(_MIN_STEPS, _MIN_SHARE * len(series))
-        if level >= least and z >= _MIN_Z and stop - first >= shortest:
+        if level >= least and z >= _MIN_Z and stop - first >= (_MIN_STEPS if level >= large else shortest):
             yield Delay(row, phase, first, stop, level, z)
 
 
-def _without_minor_changes(series: Floats, bounds: list[int]) -> list[int]:
-    """The bounds of a series' segments, without those at which one delay only becomes somewhat larger or smaller."""
-    kept = bounds[:1]
-    for at in range(1, len(bounds) - 1):
-        level, next_level = (
-            float(series[a:b].mean()) for a, b in ((kept[-1], bounds[at]), (bounds[at], bounds[at + 1]))
-        )
-        if min(level, next_level) < _SAME_DELAY * max(level, next_level):
-            kept.append(bounds[at])
-    return [*kept, bounds[-1]]
+def _without_minor_changes(series: Floats, bounds: list[int], shortest: float) -> list[int]:
+    """The bounds of a series' segments, without those at which one delay only becomes somewhat larger or smaller, or
+    pauses for fewer steps than the ``shortest`` delay."""
+    kept = bounds[:2]
+    for stop in bounds[2:]:
+        *_, before, last, level = [0.0, *(float(series[a:b].mean()) for a, b in itertools.pairwise([*kept, stop]))]
+        if _one_delay(last, level):
+            kept[-1] = stop
+        elif kept[-1] - kept[-2] < shortest and last < level and _one_delay(before, level):
+            kept[-2:] = [stop]
+        else:
+            kept.append(stop)
+    return kept
+
+
+def _one_delay(level: float, other: float) -> bool:
+    return min(level, other) >= _SAME_DELAY * max(level, other)

@@ -223,6 +223,14 @@ def test_a_slow_host_is_found_once() -> None:
     assert (found.row, found.phase) == (1, FORWARD)
 
 
+def test_a_slow_host_that_pauses_for_a_dozen_steps_is_found_once() -> None:
+    """One of two hosts is 6 ms slower, and 3 ms faster for 12 of 260 steps."""
+    own = work(2, 260)
+    own[INPUT, 1] += np.repeat([6.0, -3.0, 6.0], [199, 12, 49])
+    (found,) = host_work.find_delays(self_time.build_lanes(run(own, 5.0, waits="step")), 0.8 * MS, 8 * MS)
+    assert (found.row, found.first, found.stop) == (1, 0, 260)
+
+
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("waits", WAITS)
 def test_no_rank_is_found_where_hosts_are_alike(waits: str, seed: int) -> None:
