@@ -200,7 +200,7 @@ _DOING = {
     "gpu_throttle": "low GPU clock",
     "cpu_contention": "waiting for a CPU",
     "gc": "garbage collection",
-    "checkpoint": "writing checkpoints",
+    "checkpoint": "writing checkpoints or other files",
     "memory": "waiting for memory",
     "io": "file I/O",
     "stopped": "stopped by a signal or a debugger",

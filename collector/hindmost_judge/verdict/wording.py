@@ -135,7 +135,8 @@ def why(blocks: Blocks, slowdowns: list[Slowdown], cause: Cause) -> list[str]:
             found.append(against(what + between, who, mine, theirs))
     whose = f"rank {int(blocks.ranks[slowdowns[0].row])}: " if len(rows) > 1 else ""
     needs = blocks.evidence == NEEDS and cause.cause == "compute"  # all it needs is CPU time: no delay to take apart
-    accounts = [] if needs else [whose + line for line in shares(slowdowns[0].delay, cause)]
+    what = "more than its peers" if blocks.evidence == NEEDS else "delay"
+    accounts = [] if needs else [whose + line for line in shares(slowdowns[0].delay, cause, what=what)]
     if not shown and cause.cause != "unknown" and cause.cause in dict(cause.shares_ns):  # what decided comes first
         found.insert(0, accounts[0])
     if not found:
@@ -306,7 +307,7 @@ def held_up(longer: float) -> list[str]:
     return [f"transfers take {ms(longer)} longer per step on all ranks while it waits for a CPU"] if longer > 0 else []
 
 
-def shares(delay: float, cause: Cause, per: str = "per step") -> list[str]:
+def shares(delay: float, cause: Cause, per: str = "per step", what: str = "delay") -> list[str]:
     """What accounts for the delay of a rank, or of the one of several that has the largest; ``per`` step, or stall."""
     if cause.beyond > _MORE:
         longer = dict(cause.shares_ns)["compute"]
@@ -321,9 +322,9 @@ def shares(delay: float, cause: Cause, per: str = "per step") -> list[str]:
     known = [(name, min(ns, delay)) for name, ns in _split(shown, cause.queued) if ns >= 0.05 * delay][:3]
     if not known:
         return ["no measurement explains the delay"]
-    found = f"{ms(delay)} delay {per}: " + ", ".join(f"{MEASURES.get(name, name)} {ms(ns)}" for name, ns in known)
+    found = f"{ms(delay)} {what} {per}: " + ", ".join(f"{MEASURES.get(name, name)} {ms(ns)}" for name, ns in known)
     if len(known) == 1 and ms(known[0][1]) == ms(delay):
-        found = f"{ms(delay)} delay {per}, all of it {MEASURES.get(known[0][0], known[0][0])}"
+        found = f"{ms(delay)} {what} {per}, all of it {MEASURES.get(known[0][0], known[0][0])}"
     if _two(delay, cause):
         return [found]
     if named or cause.remark or cause.explained is None:
