@@ -250,7 +250,7 @@ def show(directory: Path, said: str) -> None:
         from hindmost_collector.report import text
 
     width = stdio.width(unknown=80) if sys.stderr.isatty() else PLAIN_WIDTH
-    path = shlex.quote(str(directory))
+    path = shlex.quote(_short(directory))
     stdio.say(text.render(report, width, stdio.colored(sys.stderr), path=path).rstrip("\n") + "\n")
 
 

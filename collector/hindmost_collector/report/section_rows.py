@@ -185,7 +185,8 @@ def _limits(one: _Run) -> dict[str, list[dict[str, Any]]]:
     work = found.work_per_step
     roof = _achieved(one, None if work is None else work * 1e3 / found.step_ms)
     free = efficiency.free(one.seen)
-    if bound and bound["by"] == "cpu":  # in collectives, too, ranks wait for CPUs
+    queued = bool(bound) and bound["by"] == "cpu"  # in collectives, too, ranks wait for CPUs
+    if queued:
         free.pop("communication", None)
     if cost := _cost_of_input(one.report["verdicts"]):  # one figure for one thing
         free["input"] = found.step_ms - cost
@@ -197,7 +198,11 @@ def _limits(one: _Run) -> dict[str, list[dict[str, Any]]]:
     reasons = {
         "input": "no phase `input` was recorded",
         "copies": "copies to a GPU were not timed",
-        "communication": "computing may hide transfers, ranks wait for CPUs in them, or they were not timed",
+        "communication": "ranks wait for CPUs in transfers"
+        if queued
+        else "computing may hide transfers"
+        if one.seen.overlapped
+        else "transfers were not timed",
     }
     if "copies" not in free and not _has_gpus(one.run):
         del reasons["copies"]
