@@ -7,8 +7,12 @@
 
 Each job is ``hindmost run -- torchrun … host_paced_job.py`` in a run directory of its own, with what the job's hosts
 logged as ``host_log.json`` and the ground truth as ``truth.json``. A fault's delay is a share of the mean step of the
-undisturbed job of the same regime that ran last; its cost is how much longer steps are with it. The next job's
-processes import what they need on the last CPUs while one trains, and join when that one has trained.
+undisturbed job of the same regime that ran last. The next job's processes import what they need on the last CPUs while
+one trains, and join when that one has trained.
+
+There are two ground truths. By undisturbed jobs a fault costs what steps are longer with it; CPUs drift by more from
+job to job than a small fault takes. By the job's own log its steps are replayed from its hosts' work, as it was and
+without the fault: there a fault costs what the replay is longer by.
 """
 
 from __future__ import annotations
@@ -28,9 +32,15 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from live_faults import keep
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Floats = NDArray[np.float64]
 
 ROOT = Path(__file__).parents[2]
 JOB = Path(__file__).with_name("host_paced_job.py")
@@ -40,13 +50,8 @@ REGIMES = [(model, sync) for model in ("gpt", "conv") for sync in ("none", "step
 WARM, SETTLES = 40, 8
 #: The steps of a job, and the one from which on a late fault acts.
 STEPS, LATE = 260, 150
-#: Parts of a step in which no host waits: where the loop synchronises, all but that.
-WORKS = {
-    "gpt-none": ("fetched", "copied", "forward", "optimizer"),
-    "conv-none": ("fetched", "copied"),
-    "gpt-step": ("fetched", "copied", "forward", "backward", "optimizer"),
-    "conv-step": ("fetched", "copied", "forward", "backward", "optimizer"),
-}
+#: The part of a step in which a host that is ahead waits.
+WAITS = {"gpt-none": "backward", "conv-none": "forward", "gpt-step": "read", "conv-step": "read"}
 #: How long a job may take until it has trained, and hindmost until it has judged.
 TRAINS_S, JUDGES_S = 90.0, 60.0
 #: A right onset is so many steps off at most; a right cost by so much.
@@ -92,7 +97,7 @@ def campaign(rows: list[int]) -> list[Case]:
     found = []
     for number in rows:
         for regime in REGIMES:
-            faults = [Case(*regime, *fault) for fault in ROWS[number]]
+            faults = [Case(*regime, *one, again=1 + sum(one in row for row in ROWS[:number])) for one in ROWS[number]]
             early, late = ([one for one in faults if (one.from_step > 0) is after] for after in (False, True))
             found += [Case(*regime, again=2 * number + 1), *early, Case(*regime, again=2 * number + 2), *late]
     return found
@@ -186,15 +191,58 @@ def measured(log: dict[str, Any], case: Case) -> dict[str, Any]:
         {name: median(row[at + 1] - row[at] for row in rows[faulty]) / 1e6 for at, name in enumerate(ends[1:])}
         for rows in ranks
     ]
-    work = [at for at, name in enumerate(ends[1:]) if name in WORKS[case.regime]]
     return {
         "steps": len(begun),
         "step_ms": pace(begun[faulty]),
         "step_before_ms": pace(begun[WARM:late]) if late > WARM else None,
         "delay_ms": fmean(spun[late:]),
         "host_median_ms": parts,
-        "host_work_ms": [[round(sum(row[at + 1] - row[at] for at in work) / 1e6, 3) for row in rows] for rows in ranks],
     }
+
+
+@dataclass(frozen=True)
+class Hosts:
+    """What a job's hosts did, by its own log, in ms: ``work`` [R, S] without waits, and what the fault ``spun`` of it.
+
+    A host begins a step once all hosts have ended the one ``ahead`` steps before it. The job really took ``step_ms``.
+    """
+
+    work: Floats
+    spun: Floats
+    ahead: int
+    step_ms: float = 0.0
+
+    def step(self, less: Floats | float = 0.0, about: slice = slice(None)) -> float:
+        """The mean of these steps, replayed with so much ``less`` work [R, S]."""
+        work = self.work - less
+        ended, now = np.zeros(work.shape[1] + self.ahead), np.zeros(len(work))
+        for step in range(work.shape[1]):
+            now = np.maximum(now, ended[step]) + work[:, step]
+            ended[step + self.ahead] = now.max()
+        return float(np.diff(ended[self.ahead - 1 :])[about].mean())
+
+    def longer(self, rank: int, about: slice) -> float:
+        """By how much a rank's host works longer than its peers in these steps."""
+        return float((self.work[rank] - np.delete(self.work, rank, axis=0).mean(axis=0))[about].mean())
+
+    def saves(self, rank: int, about: slice) -> float:
+        """By how much the mean of these steps would be shorter were a rank's host no slower than its peers in them."""
+        less = np.zeros(self.work.shape)
+        less[rank, about] = max(self.longer(rank, about), 0.0)
+        return self.step(0.0, about) - self.step(less, about)
+
+
+def hosts(log: dict[str, Any], regime: str) -> Hosts:
+    """Where one host waits, all of them are taken to work as long as the one that spends least there."""
+    times = np.array(log["ranks"], float) / 1e6
+    parts, began = np.diff(times[:, :, :-1], axis=2), times[:, :, 0]
+    waits = log["columns"].index(WAITS[regime]) - 1
+    work = parts.sum(axis=2) - parts[:, :, waits] + parts[:, :, waits].min(axis=0)
+    number = np.arange(began.shape[1])
+    leads = [int((number - np.searchsorted(one, other)).max()) for one in began for other in began]
+    ended = times[:, WARM:-2, -2].max(axis=0)
+    ahead = 1 if regime.endswith("step") else max(1, *leads)
+    return Hosts(work, times[:, :, -1], ahead, float(np.diff(ended).mean()))
 
 
 def pace(ends: list[int]) -> float:
@@ -279,66 +327,74 @@ def said_live(directory: Path, truth: dict[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def grade(truth: dict[str, Any], report: dict[str, Any], live: list[dict[str, Any]]) -> dict[str, Any]:
-    """A verdict against the ground truth. Of an undisturbed job: which rank was named, and at what cost."""
+def grade(truth: dict[str, Any], report: dict[str, Any], live: list[dict[str, Any]], log: Hosts) -> dict[str, Any]:
+    """A verdict against both ground truths. Of an undisturbed job: which rank was named, and at what cost."""
     named = [one for one in report["verdicts"] if one["ranks"]]
     keys = ("kind", "ranks", "cause", "since_step", "until_step", "cost_ms_per_step", "confidence", "evidence")
     about = {
         key: truth.get(key)
         for key in ("name", "share", "rank", "from_step", "delay_ms", "cost_ms", "doubt_ms", "step_ms")
     }
+    replayed = log.step(0.0, slice(WARM, -2))
     said = about | {"verdicts": [{key: one.get(key) for key in keys} for one in named], "live": live}
+    said |= {"ahead": log.ahead, "replay_off": round(replayed / log.step_ms - 1, 4) if log.step_ms else None}
+    true = [_works_longer(log, one) for one in named]
     if not truth["share"]:
-        return said | {"right": all(_works_more(truth, one) for one in named)}
+        return said | {"right": all(true)}
     mine = [one for one in named if one["ranks"] == [truth["rank"]]]
     first = mine[0] if mine else {}
     wanted = "input" if truth["model"] == "conv" else "compute"  # in the host's lane: see the evidence
     onset = first.get("since_step") - truth["from_step"] if first.get("since_step") is not None else None
     told = first.get("cost_ms_per_step")
-    cost = told / truth["cost_ms"] - 1 if told is not None else None
     doubt = truth["doubt_ms"] + COST * abs(truth["cost_ms"])
+    acts = _steps(log, truth["from_step"], None)
+    fault, host = log.step(0.0, acts) - log.step(log.spun, acts), log.saves(truth["rank"], acts)
     marks = {
-        "named": len(mine) > 0 and len(mine) == len(named),
-        "once": len(named) == 1,
+        "named": len(mine) > 0 and all(true),
+        "once": len(mine) == 1,
         "cause": first.get("cause") == wanted,
         "onset": onset is not None and abs(onset) <= ONSET,
-        "cost": told is not None and abs(told - truth["cost_ms"]) <= doubt,
+        "cost": told is not None and (1 - COST) * min(fault, host) <= told <= (1 + COST) * max(fault, host),
     }
     return said | {
         "wanted": wanted,
         "onset_off_steps": onset,
-        "cost_off": cost,
+        "longer_by_log_ms": round(log.longer(truth["rank"], acts), 3),
+        "fault_by_log_ms": round(fault, 3),
+        "host_by_log_ms": round(host, 3),
         "marks": marks,
-        "right": all(marks.values()),
+        "cost_by_clean_jobs": told is not None and abs(told - truth["cost_ms"]) <= doubt,
+        "shows": host >= LEAST * log.step_ms,
+        "right": all(marks.values()) if named or host >= LEAST * log.step_ms else True,
     }
 
 
-def _works_more(truth: dict[str, Any], verdict: dict[str, Any]) -> bool:
-    """Whether a verdict costs no more than the named host works longer than its peers in the steps that it is about, by
-    the job's own log."""
-    last = truth["steps"] - 2
-    since = min(max(verdict.get("since_step") or 0, WARM), last - 1)
-    about = slice(since, max(verdict.get("until_step") or last, since + 1))
-    works = {rank: fmean(work[about]) for rank, work in enumerate(truth["host_work_ms"])}
-    mine, others = (fmean(works[rank] for rank in works if (rank in verdict["ranks"]) is of) for of in (True, False))
-    return bool(verdict["cost_ms_per_step"] <= (1 + COST) * (mine - others) + LEAST * truth["step_ms"])
+def _steps(log: Hosts, since: int | None, until: int | None) -> slice:
+    """The steps that a verdict or a fault is about, without those in which a job settles or ends."""
+    last = log.work.shape[1] - 2
+    first = min(max(since or 0, WARM), last - 1)
+    return slice(first, max(min(until or last, last), first + 1))
+
+
+def _works_longer(log: Hosts, verdict: dict[str, Any]) -> bool:
+    """Whether a verdict costs no more than the replay is shorter by without what the named hosts work longer."""
+    about = _steps(log, verdict.get("since_step"), verdict.get("until_step"))
+    saves = sum(log.saves(rank, about) for rank in verdict["ranks"])
+    return bool(verdict["cost_ms_per_step"] <= (1 + COST) * saves + LEAST * log.step_ms)
 
 
 def table(graded: list[dict[str, Any]]) -> str:
     """Markdown, a row a job."""
-    head = ("job", "step, ms", "delay put in, ms", "cost, ms", "said", "onset off", "cost off", "right")
+    head = ("job", "step, ms", "delay put in, ms", "cost, ms", "by the log, ms", "said", "onset off", "right")
     rows = ["| " + " | ".join(head) + " |", "| " + " | ".join(["---"] * len(head)) + " |"]
     for one in graded:
         said = "; ".join(_said(verdict) for verdict in one["verdicts"]) or "no rank"
-        off, cost = one.get("onset_off_steps"), one.get("cost_off")
+        off, log = one.get("onset_off_steps"), [one.get(f"{what}_by_log_ms") for what in ("fault", "host")]
         cells = [one["name"], _number(one["step_ms"]), _number(one["delay_ms"]) if one["share"] else ""]
         doubt = f" ± {_number(one['doubt_ms'])}" if one["doubt_ms"] else ""
-        cells += [_number(one["cost_ms"]) + doubt if one["cost_ms"] is not None else "", said]
-        cells += [
-            "" if off is None else f"{off:+d}",
-            "" if cost is None else f"{cost:+.0%}",
-            "yes" if one["right"] else "**no**",
-        ]
+        cells += [_number(one["cost_ms"]) + doubt if one["cost_ms"] is not None else ""]
+        cells += [f"fault {_number(log[0])}, host {_number(log[1])}" if log[0] is not None else "", said]
+        cells += ["" if off is None else f"{off:+d}", "yes" if one["right"] else "**no**"]
         rows.append("| " + " | ".join(cells) + " |")
     return "\n".join(rows)
 
@@ -355,14 +411,19 @@ def _number(milliseconds: float) -> str:
 
 
 def summary(graded: list[dict[str, Any]]) -> dict[str, Any]:
-    """How many were right, and of faults in what."""
+    """How many were right, and of faults in what; and how far the replay of the log is off in undisturbed jobs."""
     faults, clean = ([one for one in graded if bool(one["share"]) is slow] for slow in (True, False))
-    right = {mark: sum(one["marks"][mark] for one in faults) for mark in ("named", "once", "cause", "onset", "cost")}
+    off = [abs(one["replay_off"]) for one in clean]
     return {
         "faults": len(faults),
-        **right,
+        "faults_right": sum(one["right"] for one in faults),
+        **{mark: sum(one["marks"][mark] for one in faults) for mark in ("named", "once", "cause", "onset", "cost")},
+        "cost_by_clean_jobs": sum(one["cost_by_clean_jobs"] for one in faults),
+        "host_not_slower": sum(not one["shows"] for one in faults),
         "clean": len(clean),
         "clean_right": sum(one["right"] for one in clean),
+        "replay_off_median": median(off) if off else None,
+        "replay_off_most": max(off, default=None),
     }
 
 
@@ -416,9 +477,10 @@ def main() -> int:
         cases = [case for case in campaign(args.rows) if not args.only or case.regime in args.only]
         run(cases, args.out, args.limit, args.steps, args.ranks)
     graded = [
-        grade(truth, json.loads((directory / "report.json").read_text()), said_live(directory, truth))
+        grade(truth, json.loads((directory / "report.json").read_text()), said_live(directory, truth), log)
         for truth in costs(args.out)
         for directory in (args.out / truth["name"],)
+        for log in (hosts(json.loads((directory / "host_log.json").read_text()), truth["regime"]),)
     ]
     result = {"made_by": judged_again(graded) if args.grade else made_by(), **summary(graded), "jobs": graded}
     (args.grade or args.out / "host_paced.json").write_text(json.dumps(result, indent=1) + "\n")
