@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from hindmost_cli import pki
 from hindmost_cli.run.environment import proof, run_directory
 from hindmost_collector.options import resolve
 from hindmost_collector.serve import http as page
-from hindmost_collector.serve.credentials import Door, Gate
+from hindmost_collector.serve.credentials import EVERYONE, Door, Gate
 from hindmost_proto.address import Address
 
 from tests.needs import need
@@ -36,6 +36,44 @@ from tests.security.conftest import SECRET, collecting
 from tests.security.listeners import listening
 
 bcrypt = pytest.importorskip("bcrypt")
+
+
+class Nothing:
+    """An HTTP side with no jobs."""
+
+    live = None
+
+    def metrics(self) -> bytes:
+        return b""
+
+    def ready(self) -> str | None:
+        return "the store at /secret/path fails"
+
+
+def door(**flags: Any) -> Door:
+    """Who gets in with these options."""
+    options = resolve(flags, {})
+    return Door(Gate(options), options)
+
+
+@contextlib.contextmanager
+def serving(door: Door | None = None) -> Iterator[int]:
+    """The port of a page behind this door."""
+    served = page.Page(("127.0.0.1", 0), Nothing(), door)  # type: ignore[arg-type]
+    try:
+        yield int(served.address.rpartition(":")[2])
+    finally:
+        served.close()
+
+
+def answer(port: int, path: str, headers: dict[str, str] | None = None) -> tuple[int, bytes]:
+    """Status and body of a page."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=200)
+    connection.request("GET", path, headers=headers or {})
+    found = connection.getresponse()
+    body = found.read()
+    connection.close()
+    return found.status, body
 
 
 def written(path: Path, text: str = SECRET, mode: int = 0o600, owner: int | None = None) -> str:
@@ -271,14 +309,11 @@ def test_tls_alone_is_logged_and_headers_leave_the_token(
     authority: Path, secret: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """``--tls-cert`` alone lets everyone in; a page with headers alone and a secret needs a token."""
-    from hindmost_collector.serve.credentials import EVERYONE, Door, Gate
-
     line = "everyone who reaches it may send for every job"
     tls = {"listen": ":1", "tls_cert": f"{authority}/n0.pem", "tls_key": f"{authority}/n0.key"}
     path = written(tmp_path / "web.yml", "http_server_config: {headers: {}}")
-    options = resolve({**tls, "http": ":1", "web_config": path, "token_file": str(secret)}, {})
-    door = Door(Gate(options), options)
-    assert (door.admits({}, ""), door.admits({}, SECRET)) == (None, EVERYONE)
+    made = door(**tls, http=":1", web_config=path, token_file=str(secret))
+    assert (made.admits({}, ""), made.admits({}, SECRET)) == (None, EVERYONE)
     assert line not in caplog.text
     Gate(resolve(tls, {}))
     assert caplog.text.count(line) == 1
@@ -300,45 +335,24 @@ SERVICE = {"http": "127.0.0.1:9461"}
 )
 def test_a_service_with_a_secret_asks_for_a_token_on_loopback(secret: Path, flags: dict[str, Any], asks: bool) -> None:
     """All users of its host reach it. That of `hindmost run` opens without, and one behind a proxy that has asked."""
-    from hindmost_collector.serve.credentials import Door, Gate
-
-    options = resolve({**flags, "token_file": str(secret)}, {})
-    door = Door(Gate(options), options)
-    found = door.admits({}, ""), door.admits({}, "not-the-secret-of-it"), door.admits({}, SECRET)
+    made = door(**flags, token_file=str(secret))
+    found = made.admits({}, ""), made.admits({}, "not-the-secret-of-it"), made.admits({}, SECRET)
     assert [one is None for one in found] == [asks, True, False]
 
 
 def test_a_service_without_a_secret_asks_for_nothing_on_loopback() -> None:
     """Nor for a token that it could not know."""
-    from hindmost_collector.serve.credentials import EVERYONE, Door, Gate
-
-    options = resolve(SERVICE, {})
-    assert Door(Gate(options), options).admits({}, "") == EVERYONE
+    assert door(**SERVICE).admits({}, "") == EVERYONE
 
 
 def test_a_service_on_loopback_takes_the_token_of_an_address_and_is_ready_without(secret: Path) -> None:
     """A job's token shows its job; a service manager asks for readiness without one."""
-    from hindmost_collector.serve.credentials import Door, Gate
-
-    options = resolve({"http": "127.0.0.1:0", "token_file": str(secret)}, {})
-    served = page.Page(("127.0.0.1", 0), Nothing(), Door(Gate(options), options))  # type: ignore[arg-type]
-    port = int(served.address.rpartition(":")[2])
     token = job_token(SECRET, "j", writes=False)
-    tries = (
-        ("/metrics", 401),
-        (f"/metrics?token={SECRET}", 200),
-        ("/", 401),
-        (f"/?token={token}", 303),
-        ("/healthz", 200),
-    )
-    try:
-        for path, status in tries:
-            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=200)
-            connection.request("GET", path)
-            assert (path, connection.getresponse().status) == (path, status)
-            connection.close()
-    finally:
-        served.close()
+    tries = {
+        "/metrics": 401, f"/metrics?token={SECRET}": 200, "/": 401, f"/?token={token}": 303, "/healthz": 200,
+    }  # fmt: skip
+    with serving(door(http="127.0.0.1:0", token_file=str(secret))) as port:
+        assert {path: answer(port, path)[0] for path in tries} == tries
 
 
 async def test_insecure_is_logged_and_a_metric(caplog: pytest.LogCaptureFixture) -> None:
@@ -437,27 +451,12 @@ async def test_an_agents_metrics_are_as_its_web_config_says(authority: Path, tmp
     assert health.endswith(b"ok\n")
 
 
-class Nothing:
-    """An HTTP side with no jobs."""
-
-    live = None
-
-    def metrics(self) -> bytes:
-        return b""
-
-    def ready(self) -> str | None:
-        return "the store at /secret/path fails"
-
-
 def test_a_page_with_certificates_asks_for_one(authority: Path, tmp_path: Path) -> None:
     """As Prometheus' exporters: a client without a certificate of the authority does not get through TLS."""
     pair = f"cert_file: {authority}/collector.pem, key_file: {authority}/collector.key"
     more = f"client_auth_type: RequireAndVerifyClientCert, client_ca_file: {authority}/ca.pem"
     (tmp_path / "web.yml").write_text(f"tls_server_config: {{{pair}, {more}}}")
-    options = resolve({"http": "127.0.0.1:0", "web_config": str(tmp_path / "web.yml")}, {})
-    served = page.Page(("127.0.0.1", 0), Nothing(), Door(Gate(options), options))  # type: ignore[arg-type]
-    port = int(served.address.rpartition(":")[2])
-    try:
+    with serving(door(http="127.0.0.1:0", web_config=str(tmp_path / "web.yml"))) as port:
         for certificate, admitted in (("n0", True), (None, False)):
             context = ssl.create_default_context(cafile=f"{authority}/ca.pem")
             if certificate:
@@ -468,37 +467,23 @@ def test_a_page_with_certificates_asks_for_one(authority: Path, tmp_path: Path) 
                 assert admitted == (connection.getresponse().read() == b"ok\n")
             except OSError:
                 assert not admitted
-    finally:
-        served.close()
 
 
 def test_the_cookie_of_an_earlier_job_locks_nobody_out(secret: Path) -> None:
     """On a page that asks for nothing it counts as none; a wrong token in a header or an address is refused."""
-    from hindmost_collector.serve.credentials import Door, Gate
-
-    options = resolve({"http": "127.0.0.1:0", "token_file": str(secret), "exit_when_stdin_closes": True}, {})
-    served = page.Page(("127.0.0.1", 0), Nothing(), Door(Gate(options), options))  # type: ignore[arg-type]
-    port = int(served.address.rpartition(":")[2])
-    stale = {"Cookie": f"hindmost-{port}=j.old"}
-    tries = (("", stale, 200), ("?token=j.old", {}, 401), ("", {**stale, "Authorization": "Bearer j.old"}, 401))
-    try:
+    with serving(door(http="127.0.0.1:0", token_file=str(secret), exit_when_stdin_closes=True)) as port:
+        stale = {"Cookie": f"hindmost-{port}=j.old"}
+        tries = (("", stale, 200), ("?token=j.old", {}, 401), ("", {**stale, "Authorization": "Bearer j.old"}, 401))
         for query, headers, status in tries:
-            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=200)
-            connection.request("GET", f"/metrics{query}", headers=headers)
-            assert connection.getresponse().status == status
-            connection.close()
-    finally:
-        served.close()
+            assert answer(port, f"/metrics{query}", headers)[0] == status
 
 
 def test_slow_and_many_clients_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A request that does not arrive ends, however steadily it drips; a connection too many is closed at once."""
     monkeypatch.setattr(page, "ARRIVAL_S", 0.5)
     monkeypatch.setattr(page, "CONNECTIONS", 4)
-    served = page.Page(("127.0.0.1", 0), Nothing())  # type: ignore[arg-type]
-    host, _, port = served.address.rpartition(":")
-    try:
-        held = [socket.create_connection((host, int(port))) for _ in range(4)]
+    with serving() as port:
+        held = [socket.create_connection(("127.0.0.1", port)) for _ in range(4)]
         stopped = threading.Event()
 
         def drip() -> None:
@@ -510,7 +495,7 @@ def test_slow_and_many_clients_are_closed(monkeypatch: pytest.MonkeyPatch) -> No
         dripping = threading.Thread(target=drip)
         dripping.start()
         time.sleep(0.1)  # they are four threads of the server by now
-        with socket.create_connection((host, int(port))) as fifth:
+        with socket.create_connection(("127.0.0.1", port)) as fifth:
             fifth.settimeout(20)
             assert fifth.recv(1) == b""
         for one in held:
@@ -519,11 +504,7 @@ def test_slow_and_many_clients_are_closed(monkeypatch: pytest.MonkeyPatch) -> No
                 assert one.recv(1000) == b""
         stopped.set()
         dripping.join()
-        connection = http.client.HTTPConnection(host, int(port), timeout=200)
-        connection.request("GET", "/healthz")
-        assert connection.getresponse().read() == b"ok\n"
-    finally:
-        served.close()
+        assert answer(port, "/healthz")[1] == b"ok\n"
 
 
 def test_a_job_with_ranks_elsewhere_has_a_token_and_a_fingerprint(tmp_path: Path) -> None:

@@ -154,7 +154,7 @@ def run(args: argparse.Namespace) -> int:
     """Run COMMAND observed, or unobserved where that cannot be; leave as it left."""
     request = _request(args)
     environ = dict(os.environ)
-    foreground.find(request.command[0], environ)
+    foreground.program_path(request.command[0], environ)
     try:
         session = Session.start(request, launchers.find(request.command), environ, _say)
     except UsageError:

@@ -77,7 +77,7 @@ def exit_like(returncode: int) -> int:
     return 128 + number
 
 
-def find(name: str, environ: Mapping[str, str]) -> str:
+def program_path(name: str, environ: Mapping[str, str]) -> str:
     """The path of the program that ``name`` means; ``CommandError`` as a shell would say it."""
     path = shutil.which(name, path=environ.get("PATH", os.defpath))
     if path is not None:
@@ -91,7 +91,7 @@ def find(name: str, environ: Mapping[str, str]) -> str:
 
 
 def _start(argv: Sequence[str], environ: Mapping[str, str], mask: set[signal.Signals | int]) -> subprocess.Popen[bytes]:
-    path, setup = find(argv[0], environ), _child_setup(mask)
+    path, setup = program_path(argv[0], environ), _child_setup(mask)
     try:  # preexec_fn is safe: hindmost run has no other thread yet
         return subprocess.Popen(list(argv), executable=path, env=dict(environ), preexec_fn=setup)  # noqa: PLW1509
     except OSError as error:

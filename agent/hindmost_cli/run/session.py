@@ -218,7 +218,7 @@ class Session:
         job = environment.job_id(request.job_id, request.command, environ)
         if request.listen:
             environment.must_be_free(request.listen)
-        program = Path(foreground.find(request.command[0], environ))
+        program = Path(foreground.program_path(request.command[0], environ))
         # They are compiled at first use, which is no part of the job: its time begins with the collector.
         native, notes = environment.native_libraries([*launcher.NATIVE, "ring"], environ, program)
         directory, note = environment.run_directory(request.out, job)

@@ -10,14 +10,6 @@ from hypothesis import strategies as st
 Found = dict[tuple[int, int], tuple[str, float, float]]
 
 
-def test_a_list_that_could_not_be_read_once_counts_nothing_twice() -> None:
-    """100 s before it, 103 s after it: 103 s."""
-    sums = Sums()
-    for found in ({(1, 7): ("all", 100.0, 50.0)}, {}, {(1, 7): ("all", 103.0, 50.0)}):
-        sums.add(found)
-    assert sums.groups == {"all": (103.0, 50.0)}
-
-
 def test_another_process_of_the_same_number_is_counted_anew() -> None:
     """The start tells it from the one that ended."""
     sums = Sums()
