@@ -49,7 +49,7 @@ def of(seen: Overview, ideal: float | None = None) -> list[Efficiency]:
     if not known.any():
         return []
     gpus = _of_gpus(seen, step, ideal)
-    own = seen.planes["own"]
+    own = seen.planes["self"]
     if seen.on_gpu or gpus or np.isnan(own).all():  # of steps that GPUs were timed in it is what these do
         return gpus
     useful = np.nanmean(own[:, known], axis=1)
@@ -159,7 +159,7 @@ def _filled(block: Floats) -> Floats:
 
 def _saved(seen: Overview, shown: Floats) -> Floats:
     """[S] ns by which the latest rank comes earlier without what it ``shown`` [R, S] does."""
-    own = seen.planes["own"]
+    own = seen.planes["self"]
     late = seen.planes["delay"] if seen.on_gpu or _empty(own) else own
     late = or_zero(late)
     return np.asarray(late.max(axis=0) - (late - shown).max(axis=0))

@@ -41,7 +41,7 @@ class Overview:
     """R ranks in S steps. ns; NaN is not measured.
 
     ``period`` [S] is how long each step took, ``cohort`` [R] the cohort of each rank, ``planes`` name to [R, S]:
-    ``delay`` against the cohort, ``own`` time between collectives, ``wait`` and ``transfer`` in these, ``caused`` wait
+    ``delay`` against the cohort, ``self`` time between collectives, ``wait`` and ``transfer`` in these, ``caused`` wait
     of the others, ``last`` the share of collectives entered last, and the parts of :data:`PLANES`. ``on_gpu``:
     collectives are those of GPUs; ``gathers``: they run in forward as well as in backward. ``checkpoint`` [S]: some
     rank wrote one. ``work`` [S]: samples or tokens of all ranks together. ``overlapped``: computing may hide transfers.
@@ -72,7 +72,7 @@ def of(blocks: Blocks, delay: Floats) -> Overview:
     """The same arrays, not copied, with the ``delay`` [R, S] by which ranks are judged."""
     planes = {name: blocks.parts[name] for name in PLANES if name in blocks.parts}
     planes |= {name: getattr(blocks, name) for name in ("wait", "transfer", "caused", "last")}
-    planes["own"] = blocks.self_time
+    planes["self"] = blocks.self_time
     planes["delay"] = delay if delay.shape == blocks.delay.shape else blocks.delay
     saved = blocks.parts.get("checkpoint")
     longest = np.zeros(len(blocks.steps)) if saved is None else np.max(or_zero(saved), axis=0, initial=0.0)
@@ -150,7 +150,7 @@ def _host(means: Mapping[str, Floats], step: Floats, *, on_gpu: bool) -> Lane | 
     if not parts.keys() - {"checkpoint"}:
         if on_gpu:
             return None
-        parts = {name: means[name] for name in _BETWEEN if name in means} or {"self": means["own"]}
+        parts = {name: means[name] for name in _BETWEEN if name in means} or {"self": means["self"]}
     inside = {} if on_gpu else _in_collectives(means)
     return _lane(parts, inside, _MEETS_IN, step, OTHER)
 
@@ -160,7 +160,7 @@ def _gpu(means: Mapping[str, Floats], step: Floats, *, on_gpu: bool, gathers: bo
     if not on_gpu and not parts:
         return None
     if not parts:
-        return _lane({"self": means["own"]}, _in_collectives(means), (), step, "idle")
+        return _lane({"self": means["self"]}, _in_collectives(means), (), step, "idle")
     inside = _in_collectives(means)
     if gathers and inside:
         both = or_zero(parts.get("forward", step * 0)) + or_zero(parts.get("backward", step * 0))

@@ -146,7 +146,7 @@ class Facts:
     @cached_property
     def waits(self) -> float:
         """The share of the step that the typical rank waits for others: in collectives, and in messages of hosts."""
-        own = float("nan") if self.seen is None or self.seen.on_gpu else self.share("own")
+        own = float("nan") if self.seen is None or self.seen.on_gpu else self.share("self")
         return self.share("wait") if np.isnan(own) else max(1.0 - own, 0.0)
 
     def node(self, name: str, how: str) -> dict[str, float]:
@@ -592,7 +592,7 @@ def _storage(facts: Facts) -> Advice | None:
 
 def _domains(facts: Facts) -> Advice | None:
     """Uneven work of a compiled program, that its memory or its messages show, too."""
-    own = None if facts.seen is None else facts.seen.planes.get("own")
+    own = None if facts.seen is None else facts.seen.planes.get("self")
     if own is None or np.isnan(own).all() or not facts.compiled or len(own) < 2:
         return None
     work = np.nanmean(own, axis=1)

@@ -482,7 +482,7 @@ def overview(ranks: int = 4, steps: tuple[int, int] = (0, 100), slow_ms: float =
     forward = np.full(late.shape, 4 * MS) + late * 10 / (10 + slow_ms)
     planes = {
         "delay": late,
-        "own": forward,
+        "self": forward,
         "wait": (longest - late) / 2,
         "transfer": np.full(late.shape, 1 * MS),
         "caused": late * (ranks - 1),

@@ -46,7 +46,7 @@ def test_a_message_has_no_wait_that_is_known() -> None:
 def overview(steps: int, step_ms: float) -> Overview:
     """So many steps of two ranks, all of the same length."""
     nothing = np.full((2, steps), np.nan)
-    planes = dict.fromkeys(("own", "wait", "transfer", "caused", "last", "delay"), nothing)
+    planes = dict.fromkeys(("self", "wait", "transfer", "caused", "last", "delay"), nothing)
     period = np.full(steps, step_ms * 1e6)
     numbers = np.arange(steps)
     return Overview(np.arange(2), numbers, period, np.zeros(2, np.int64), planes, False, False, nothing[0] > 0)

@@ -16,7 +16,7 @@ def seen(period: Any, *, on_gpu: bool = False, overlapped: bool = False, **plane
     """Ranks and steps with these planes, ms; ``own``, ``wait``, ``transfer`` and ``delay`` are NaN unless given."""
     period = np.asarray(period, float) * MS
     shape = np.shape(next(iter(planes.values())))
-    blocks = {name: np.full(shape, np.nan) for name in ("own", "wait", "transfer", "caused", "last", "delay")}
+    blocks = {name: np.full(shape, np.nan) for name in ("self", "wait", "transfer", "caused", "last", "delay")}
     blocks |= {name: np.asarray(block, float) * MS for name, block in planes.items()}
     ranks, steps = np.arange(shape[0]), np.arange(shape[1])
     return Overview(
@@ -30,7 +30,7 @@ def test_efficiencies_of_hosts_are_those_computed_by_hand() -> None:
     Means 6 and 5: load balance 5.5 / 6; without transfers a step takes 8 ms: serialisation 6 / 8.
     """
     own = [[8.0, 4.0], [4.0, 6.0]]
-    run = seen([10.0, 10.0], own=own, transfer=np.full((2, 2), 2.0), wait=[[0.0, 4.0], [4.0, 2.0]])
+    run = seen([10.0, 10.0], self=own, transfer=np.full((2, 2), 2.0), wait=[[0.0, 4.0], [4.0, 2.0]])
     (found,) = efficiency.of(run)
     assert found.lane == "host"
     shares = (found.parallel, found.load_balance, found.communication, found.serialisation, found.transfer)
@@ -44,7 +44,7 @@ def test_efficiency_of_gpus_has_what_they_idle_as_a_factor() -> None:
     run = seen(
         [10.0, 10.0],
         on_gpu=True,
-        own=np.full((2, 2), 9.0),
+        self=np.full((2, 2), 9.0),
         gpu_forward=[[3.0, 3.0], [2.0, 2.0]],
         gpu_backward=[[5.0, 5.0], [6.0, 6.0]],
         wait=[[1.0, 1.0], [3.0, 3.0]],
@@ -60,7 +60,7 @@ def test_of_gpus_that_compute_beside_collectives_balance_and_idling_are_known() 
     """Kernels would show which transfers are hidden. GPUs are busy for 8 of 10 ms. One of four comes 2 ms
     later than the others at the end of every other step, 1 ms halfway: 8, 7, 7 and 7 ms of work.
     """
-    phases = {"gpu_forward": np.full((4, 2), 4.0), "gpu_backward": np.full((4, 2), 4.0), "own": np.full((4, 2), 9.0)}
+    phases = {"gpu_forward": np.full((4, 2), 4.0), "gpu_backward": np.full((4, 2), 4.0), "self": np.full((4, 2), 9.0)}
     delay = np.zeros((4, 2))
     delay[1, 1] = 1.0
     (found,) = efficiency.of(seen([10.0, 10.0], on_gpu=True, overlapped=True, delay=delay, **phases), 9.0 * MS)
@@ -80,20 +80,20 @@ def test_balance_of_overlapped_gpus_is_that_of_their_work(more: float, ranks: in
 
 def test_one_process_with_a_gpu_has_no_efficiency_of_its_host() -> None:
     """Without collectives what is known of a step is the GPU's."""
-    (found,) = efficiency.of(seen([10.0], own=[[4.0]], gpu_forward=[[2.0]], gpu_backward=[[5.0]]))
+    (found,) = efficiency.of(seen([10.0], self=[[4.0]], gpu_forward=[[2.0]], gpu_backward=[[5.0]]))
     assert (found.lane, found.orchestration) == ("GPU", pytest.approx(0.7))
 
 
 def test_a_step_without_its_input_ends_when_the_next_latest_rank_does() -> None:
     """Rank 1 loads for 5 of its 9 ms: without that rank 0, which loads for 1 of 6, is as late as 5 ms."""
-    run = seen([10.0], own=[[6.0], [9.0]], input=[[1.0], [5.0]], transfer=[[1.0], [1.0]])
+    run = seen([10.0], self=[[6.0], [9.0]], input=[[1.0], [5.0]], transfer=[[1.0], [1.0]])
     found = efficiency.free(run)
     assert found == {"input": pytest.approx(6.0), "communication": pytest.approx(9.0)}
 
 
 def test_input_that_a_gpu_hides_costs_nothing() -> None:
     """Its kernels fill the step; where they do not, only what they leave counts."""
-    planes: dict[str, Any] = {"input": [[6.0]], "gpu_forward": [[4.0]], "gpu_backward": [[6.0]], "own": [[9.0]]}
+    planes: dict[str, Any] = {"input": [[6.0]], "gpu_forward": [[4.0]], "gpu_backward": [[6.0]], "self": [[9.0]]}
     assert efficiency.free(seen([10.0], on_gpu=True, **planes))["input"] == pytest.approx(10.0)
     planes["gpu_backward"] = [[3.0]]
     assert efficiency.free(seen([10.0], on_gpu=True, **planes))["input"] == pytest.approx(7.0)
@@ -101,7 +101,7 @@ def test_input_that_a_gpu_hides_costs_nothing() -> None:
 
 def test_what_was_not_measured_is_left_out() -> None:
     """Missing is no claim that it is free already; steps of which few were timed on a GPU count by these."""
-    assert efficiency.free(seen([10.0], own=[[6.0]])) == {}
-    assert efficiency.free(seen([10.0], overlapped=True, own=[[6.0]], transfer=[[2.0]])) == {}
-    steps_of_two = seen([10.0, 10.0], on_gpu=True, own=[[9.0, 9.0]], input=[[6.0, 6.0]], gpu_forward=[[10.0, np.nan]])
+    assert efficiency.free(seen([10.0], self=[[6.0]])) == {}
+    assert efficiency.free(seen([10.0], overlapped=True, self=[[6.0]], transfer=[[2.0]])) == {}
+    steps_of_two = seen([10.0, 10.0], on_gpu=True, self=[[9.0, 9.0]], input=[[6.0, 6.0]], gpu_forward=[[10.0, np.nan]])
     assert efficiency.free(steps_of_two)["input"] == pytest.approx(10.0)

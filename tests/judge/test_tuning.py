@@ -53,8 +53,8 @@ def job(
 def seen(**planes: float) -> Overview:
     """Ten steps of 100 ms; planes in ms."""
     blocks = {name: np.full((RANKS, 10), value * MS) for name, value in planes.items()}
-    for name in ("own", "wait", "transfer", "caused", "last", "delay"):
-        blocks.setdefault(name, np.full((RANKS, 10), 90.0 * MS if name == "own" else np.nan))
+    for name in ("self", "wait", "transfer", "caused", "last", "delay"):
+        blocks.setdefault(name, np.full((RANKS, 10), 90.0 * MS if name == "self" else np.nan))
     each, steps = np.arange(RANKS), np.arange(10)
     return Overview(each, steps, np.full(10, 100 * MS), each * 0, blocks, False, False, np.zeros(10, bool))
 
@@ -104,7 +104,7 @@ def of_memory(*values: float) -> list[Any]:
 def works(*each_ms: float) -> Overview:
     """Each rank's self time in steps of 100 ms."""
     found = seen()
-    return replace(found, planes={**found.planes, "own": np.outer(np.array(each_ms) * MS, np.ones(10))})
+    return replace(found, planes={**found.planes, "self": np.outer(np.array(each_ms) * MS, np.ones(10))})
 
 
 CASES: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = [
@@ -200,8 +200,8 @@ CASES: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = [
     (
         "threads that spin",
         "each rank uses 3.8 of its 4 CPUs, though it waits for other ranks 50 % of the step",
-        {"run": job(*of_ranks(cpu_seconds_total=3.8), *cpu_time(0.98)), "seen": seen(own=50.0, wait=50.0)},
-        {"run": job(*of_ranks(cpu_seconds_total=2.9), *cpu_time(0.98)), "seen": seen(own=50.0, wait=50.0)},
+        {"run": job(*of_ranks(cpu_seconds_total=3.8), *cpu_time(0.98)), "seen": seen(self=50.0, wait=50.0)},
+        {"run": job(*of_ranks(cpu_seconds_total=2.9), *cpu_time(0.98)), "seen": seen(self=50.0, wait=50.0)},
     ),
     (
         "NUMA-remote memory",

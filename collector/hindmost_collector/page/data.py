@@ -32,7 +32,7 @@ FEWEST_COLUMNS, MOST_COLUMNS = 12, 120
 #: rank of thousands stands out of their noise; and at no less than this share of a step.
 _TOP, _MORE, _LEAST = 95, 1.5, 0.1
 #: Values that are no parts of a lane.
-FIGURES = ("delay", "caused", "last", "own", "wait", "transfer")
+FIGURES = ("delay", "caused", "last", "self", "wait", "transfer")
 #: Stacks are cut to so many characters.
 _STACK = 4000
 

@@ -229,8 +229,8 @@ def _row(run: Run, settings: Settings) -> dict[str, Any]:
     seen, job = report.overview, report.job
     paces = {} if seen is None else {name: float(values.mean()) for name, values in _paces(seen).items()}
     step_ms = None if seen is None or np.isnan(seen.step) else seen.step / 1e6
-    parts = {"self": "own", "wait": "wait", "transfer": "transfer", "input": "input"}
-    shares = {name: None if seen is None else _share_of_step(seen, plane) for name, plane in parts.items()}
+    parts = ("self", "wait", "transfer", "input")
+    shares = {name: None if seen is None else _share_of_step(seen, name) for name in parts}
     ideal = report.what_if.ideal_step_ms
     lanes = efficiency.of(seen, ideal and ideal * 1e6) if seen is not None else []
     parallel = next((lane for lane in lanes if lane.load_balance is not None), None)
@@ -249,7 +249,7 @@ def _row(run: Run, settings: Settings) -> dict[str, Any]:
 
 
 #: Planes of an overview that are no durations of one rank.
-_NO_DURATIONS = frozenset({"own", "caused", "last", "delay"})
+_NO_DURATIONS = frozenset({"self", "caused", "last", "delay"})
 
 
 def _series(seen: Overview | None) -> dict[str, Floats]:
@@ -259,7 +259,7 @@ def _series(seen: Overview | None) -> dict[str, Floats]:
     blocks = {name: block for name, block in {**seen.planes, **seen.no_lane}.items() if name not in _NO_DURATIONS}
     found = {name: median(block, axis=0) for name, block in blocks.items() if not np.isnan(block).all()}
     if found and not seen.overlapped:  # of bare steps, all of the step is self time
-        found["self"] = median(seen.planes["own"], axis=0)
+        found["self"] = median(seen.planes["self"], axis=0)
     # What acts in a part of the steps only leaves medians as they are: means of the run's blocks of time show it.
     means = np.array([average(seen.period[cut]) for cut in time_blocks(len(seen.period))])
     means += average(seen.period) - average(means)  # blocks differ in length: their mean is that of all steps
@@ -328,7 +328,7 @@ def _notes(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
 def _share_of_step(seen: Overview, plane: str) -> float | None:
     """What the typical rank spends in a part of the mean step, as a share of it; ``None`` where that is not known."""
     block = seen.planes.get(plane)
-    if block is None or np.isnan(block).all() or np.isnan(seen.step) or (plane == "own" and seen.overlapped):
+    if block is None or np.isnan(block).all() or np.isnan(seen.step) or (plane == "self" and seen.overlapped):
         return None
     return float(np.nanmedian(np.nanmean(block, axis=1))) / seen.step
 

@@ -335,15 +335,12 @@ def _fault(one: _Run, names: Iterable[str]) -> list[dict[str, Any]]:
     held = (one.seen.steps >= first) & (one.seen.steps < (np.inf if until is None else until))
     if not held.any() or held.all():
         return []
-    planes = {"self": "own", "wait": "wait", "transfer": "transfer", "caused": "caused"} | {
-        name: name for name in names
-    }
     decided = columns.deciding(one.report)
     measures: dict[str, tuple[Floats, Floats]] = {}
     period = np.broadcast_to(one.seen.period, (len(one.seen.ranks), len(held)))
     measures["step"] = median(period[:, held], axis=1), median(period, axis=1)
-    for name, plane in planes.items():
-        block = one.seen.planes.get(plane)
+    for name in dict.fromkeys(("self", "wait", "transfer", "caused", *names)):
+        block = one.seen.planes.get(name)
         if block is None or np.isnan(block).all() or (name == "self" and one.seen.overlapped):
             continue
         level: Callable[[Floats], Floats] = mean if name == "caused" else partial(median, axis=1)

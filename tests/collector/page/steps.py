@@ -11,7 +11,12 @@ def late_steps(first: int, last: int, late: float = 2.0, ranks: int = 3) -> Over
     steps = np.arange(first, last + 1)
     delay = np.zeros((ranks, len(steps)))
     delay[1] = late * MS
-    planes = {"delay": delay, "own": 5 * MS + delay, "wait": late * MS - delay, "transfer": np.full_like(delay, 3 * MS)}
+    planes = {
+        "delay": delay,
+        "self": 5 * MS + delay,
+        "wait": late * MS - delay,
+        "transfer": np.full_like(delay, 3 * MS),
+    }
     return Overview(
         ranks=np.arange(ranks),
         steps=steps,
