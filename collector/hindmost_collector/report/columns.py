@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 from hindmost_judge.job_command import script, split
 from hindmost_judge.model import OTHER, PHASES
-from hindmost_judge.verdict.schema import STOPS, UNSURE
+from hindmost_judge.verdict.schema import STOPS, unsure
 from hindmost_judge.verdict.wording import OTHERS_USE, STOP_OTHERS, UNMEASURED, as_exchanges, duration, percent
 
 _CAUSES = {
@@ -81,14 +81,7 @@ def limits_more(report: Mapping[str, Any]) -> bool:
     costs = [verdict["cost_ratio"] for verdict in report["verdicts"] if verdict.get("cost_ratio")]
     limit = report["job"].get("bound") or {"by": "", "evidence": ""}
     of_the_job = limit["by"] == "cpu" and OTHERS_USE not in limit["evidence"]
-    return of_the_job and max(costs, default=0.0 if _unsure(report) else 1.0) < _BEFORE_A_LIMIT
-
-
-def _unsure(report: Mapping[str, Any]) -> bool:
-    """Whether it is not known if a rank is slow."""
-    first = report["verdicts"][0]
-    sure = first.get("confidence")
-    return bool(first["kind"] in ("balanced", "insufficient_data") and (sure is None or sure <= UNSURE))
+    return of_the_job and max(costs, default=0.0 if unsure(report["verdicts"][0]) else 1.0) < _BEFORE_A_LIMIT
 
 
 _DO_ON = {
@@ -243,13 +236,8 @@ def number(value: float | None) -> str:
     """A number without its unit, which the caption says once: a small one is not called none."""
     if value is None:
         return UNMEASURED
-    return (
-        f"{value:,.0f}"
-        if abs(value) >= 1000
-        else f"{value:.1f}"
-        if abs(value) >= 0.05 or value == 0
-        else f"{value:.2f}"
-    )
+    size = abs(value)
+    return f"{value:,.{0 if size >= 1000 else 1 if size >= 0.05 or not size else 2}f}"
 
 
 #: What a column is, where its title alone does not say it.

@@ -18,7 +18,7 @@ from hindmost_judge import efficiency
 from hindmost_judge.judge import judge
 from hindmost_judge.settings import DEFAULT
 from hindmost_judge.stats.robust import average, median, standard_error, time_blocks
-from hindmost_judge.verdict.schema import QUIET, STOPS, UNSURE, identity
+from hindmost_judge.verdict.schema import QUIET, STOPS, identity, unsure
 from hindmost_judge.verdict.wording import UNMEASURED, duration
 from rich.text import Text
 
@@ -303,11 +303,8 @@ def _shows(run: Mapping[str, Any], lacks: Mapping[str, Any], least: int) -> bool
     """Whether a run that ``lacks`` a verdict shows that the trouble is not there."""
     if lacks["kind"] in STOPS:
         return True
-    unsure = [
-        one["kind"] == "insufficient_data" or (one["kind"] == "balanced" and (one.get("confidence") or 1.0) <= UNSURE)
-        for one in run["verdicts"]
-    ]
-    return bool(unsure) and not any(unsure) and (run["job"].get("steps") or 0) >= least
+    found = run["verdicts"]
+    return bool(found) and not any(map(unsure, found)) and (run["job"].get("steps") or 0) >= least
 
 
 def _notes(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:

@@ -21,12 +21,8 @@ from hindmost_collector.report import columns
 
 #: A report with sections; without them it is :data:`hindmost_judge.verdict.schema.SCHEMA`, and all else is alike.
 WITH_SECTIONS = "hindmost.report/2"
-
-
 #: What is read as a report.
 READ = (SCHEMA, WITH_SECTIONS)
-
-
 #: What changes by more than this share of a step in the steps of a fault is shown.
 CHANGED = 0.02
 
@@ -72,12 +68,7 @@ class Section:
     tables: dict[str, Table]
 
 
-RANK = Column("rank", "rank", "count")
-
-
-NODE = Column("node", "node")
-
-
+RANK, NODE = Column("rank", "rank", "count"), Column("node", "node")
 #: The ranks of a row, as ``0,1``.
 OF_RANKS = Column("ranks", "ranks")
 
@@ -270,13 +261,9 @@ _SAID, _PARTS = 0.02, 4
 
 
 def _seconds(value: float) -> str:
-    return (
-        f"{value:,.0f} s"
-        if abs(value) >= 100
-        else f"{value:.1f} s"
-        if abs(value) >= 0.05 or not value
-        else f"{value * 1e3:.1f} ms"
-    )
+    if 0 < abs(value) < 0.05:
+        return f"{value * 1e3:.1f} ms"
+    return f"{value:,.{0 if abs(value) >= 100 else 1}f} s"
 
 
 #: How a value of each unit is written for people.

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-from hindmost_judge.verdict.schema import UNSURE
+from hindmost_judge.verdict.schema import unsure
 from hindmost_judge.verdict.wording import ALONE, ANY_JOB, RANKS_WAIT, TWO_CAUSES, WHICH_ID, duration, names
 
 from hindmost_collector.report import columns
@@ -179,8 +179,7 @@ def _verdict(report: Mapping[str, Any], one: Mapping[str, Any]) -> RenderedVerdi
 def _sure(one: Mapping[str, Any]) -> str:
     """``99 % sure``; empty where nothing says how sure, or where the head says that it is not."""
     sure = one.get("confidence")
-    unsure = sure is None or (one["kind"] in ("balanced", "insufficient_data") and sure <= UNSURE)
-    return "" if sure is None or unsure else f"{ratio(min(sure, 0.99))} sure"
+    return "" if sure is None or unsure(one) else f"{ratio(min(sure, 0.99))} sure"
 
 
 def _who(report: Mapping[str, Any], one: Mapping[str, Any]) -> str:
@@ -274,10 +273,7 @@ def _diverged(one: Mapping[str, Any], who: str) -> tuple[str, str]:
 
 
 def _balanced(one: Mapping[str, Any], _: str) -> tuple[str, str]:
-    sure = one.get("confidence")
-    if sure is not None and sure <= UNSURE:
-        return "UNSURE", "cannot say whether a rank is slow"
-    return "OK", "no rank is slow"
+    return ("UNSURE", "cannot say whether a rank is slow") if unsure(one) else ("OK", "no rank is slow")
 
 
 def _unsure(one: Mapping[str, Any], _: str) -> tuple[str, str]:

@@ -69,6 +69,13 @@ def identity(verdict: Mapping[str, Any]) -> tuple[Any, ...]:
     return verdict["kind"], tuple(verdict.get("ranks") or ())
 
 
+def unsure(verdict: Mapping[str, Any]) -> bool:
+    """Whether a verdict of a report neither names a rank nor clears all."""
+    sure = verdict.get("confidence")
+    kind = verdict["kind"]
+    return bool(kind == "insufficient_data" or (kind == "balanced" and sure is not None and sure <= UNSURE))
+
+
 @dataclass(frozen=True)
 class RankRow:
     """What a reader wants to see of one rank, per step where not said otherwise."""
