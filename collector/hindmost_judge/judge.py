@@ -91,7 +91,7 @@ def _of_those_that_meet(run: Run, settings: Settings) -> Report:
         found = [*found, *crowded_out]
         found, more = _held_back(detect.Case(run, blocks, settings, tuple(found), cpu_sharing.find(run)))
         found = _still_matter(found)
-        notes += more
+        notes += more if stop is None else []
     if not run.incremental:
         notes += [*profiler_notes(blocks, phases.training(run.steps)), *communication.horovod_notes(run)]
     found = missing_ranks.without_doubtful_forwards(inconclusive.despite_exchanges(found, run, blocks), run, blocks)

@@ -24,7 +24,7 @@ from hindmost_judge.model import FINISHED, NONBLOCKING, PROFILED, VANISHED, Job,
 from hindmost_judge.stats.robust import median
 from hindmost_judge.timeline.phases import training
 from hindmost_judge.types import UNREAD
-from hindmost_judge.verdict.advice import of_stopped, place, with_gpus
+from hindmost_judge.verdict.advice import in_python, of_stopped, place, with_gpus
 from hindmost_judge.verdict.endings import RAISED, ended_by_launcher, last_words
 from hindmost_judge.verdict.schema import Stall, Verdict
 from hindmost_judge.verdict.wording import STALL, START_UP, attach, names, nodes_of, stopped, whole_nodes
@@ -349,8 +349,8 @@ def _hang_evidence(stop: Hang, run: Run) -> list[str]:
         )
         inside = "" if stop.waits else stop.op
         number = [] if stop.waits else [f"that {stop.op} is number {stop.seq} of {group}"]
-        found = found or _places(stop, run)
-        found = [_instead(stop, run), *found, *_of_messages(stop, run), _waited(stop, run, inside)]
+        places = [] if found else _places(stop, run)
+        found = [_instead(stop, run), *found, *_of_messages(stop, run), *places, _waited(stop, run, inside)]
         return [*(found if stop.ranks else [*found, *_either(stop, run)]), *number]
     waited, seconds = _waited(stop, run, stop.op if stop.seq >= 0 else ""), _stopped_meanwhile(stop, run)
     found = [f"{_waits(stop, run)}; {waited}"] if stop.waits else [f"{waited}; {_absent(stop, run)}"]
@@ -592,8 +592,9 @@ _CALLED = re.compile(r"\w+ (\w+ #-?\d+) was called from\n")
 
 
 def _stacks_of(run: Run) -> dict[int, str]:
-    """The newest stack of each rank."""
-    return dict(zip(run.stacks["rank"].tolist(), run.stacks["text"].tolist(), strict=True))
+    """The newest stack of each rank; of a compiled program, which has none of Python, one that was not read is none."""
+    found = zip(run.stacks["rank"].tolist(), run.stacks["text"].tolist(), strict=True)
+    return {rank: text for rank, text in found if not text.startswith(UNREAD) or in_python(run)}
 
 
 #: A Python function and its line, as stack dumps have them.
@@ -653,7 +654,7 @@ def _confirmation(run: Run) -> list[str]:
 def _branch_of(ranks: tuple[int, ...]) -> str:
     """What to do where these ranks, or unknown ones, ran another operation than the rest."""
     who = f"{names(ranks)} took and the others did not" if ranks else "only some ranks took"
-    return f"find the branch in the script that {who}"
+    return f"find the branch in the code that {who}"
 
 
 def _advice_on_all(stop: Hang, run: Run) -> str:

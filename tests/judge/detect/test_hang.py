@@ -104,7 +104,7 @@ def test_each_of_three_groups_that_parted_is_named_with_what_it_is_in() -> None:
     verdict = first(replace(run, in_flight=table, communicators=group))
     assert verdict.kind == "desync"
     assert verdict.evidence[0] == "rank 2 is in all_gather, rank 3 is in barrier, ranks 0 and 1 are in broadcast"
-    assert verdict.advice == ("find the branch in the script that only some ranks took",)
+    assert verdict.advice == ("find the branch in the code that only some ranks took",)
 
 
 @pytest.mark.parametrize(("waited", "kind"), [(30.0, "balanced"), (90.0, "hang")])
@@ -168,6 +168,8 @@ def test_a_stack_that_could_not_be_read_is_no_place_in_the_code() -> None:
     unread = "rank 3 has no readable stack: Failed to find a python interpreter in the .data section"
     assert unread in verdict.evidence
     assert "stacks/3.txt" not in verdict.advice[0]
+    compiled = replace(ended, job=replace(ended.job, command="mpirun -np 4 ./solver"))
+    assert not any("stack" in line for line in first(compiled).evidence)
 
 
 def test_a_culprit_whose_process_is_gone_is_reported_as_gone() -> None:
