@@ -24,7 +24,7 @@ from hindmost_agent.delivery import batch as packing
 from hindmost_agent.delivery.stream import CLOCK_PERIOD_S, SILENCE_S, Call, CallError, RoundTrips, connect
 from hindmost_agent.jobs.ranks import RankProcess
 from hindmost_agent.jobs.rings import REPEAT_NS
-from hindmost_agent.sampler import Own
+from hindmost_agent.sampler import AgentCounts
 from hindmost_proto import telemetry_pb2 as wire
 from hindmost_proto.varint import varint
 
@@ -225,7 +225,7 @@ class _Life:
         self._agent, self._call, self._with_batches = agent, call, with_batches
         self._turn = asyncio.Lock()
         self._soon: asyncio.Queue[bytes] = asyncio.Queue()
-        self._round_trips = RoundTrips(Own(), self._soon.put_nowait)
+        self._round_trips = RoundTrips(AgentCounts(), self._soon.put_nowait)
         self.ticks = TICKS
         self.leaving = False
 
