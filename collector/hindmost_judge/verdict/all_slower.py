@@ -16,7 +16,7 @@ from hindmost_judge.detect import straggler
 from hindmost_judge.stats.robust import ENOUGH_STEPS, median
 from hindmost_judge.verdict.schema import STOPS, UNSURE, Slowed, Verdict
 from hindmost_judge.verdict.whole_job import costing, until
-from hindmost_judge.verdict.wording import ms, names, percent
+from hindmost_judge.verdict.wording import called, ms, names, percent
 from hindmost_judge.whatif import savings
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def _why(slowed: Slowed, found: Sequence[Verdict]) -> list[str]:
     """Which phases grew, and whether the work did."""
     largest = sorted(slowed.phases_ms.items(), key=lambda one: -one[1])
     phases, within = (
-        ", ".join([f"{_WITHIN.get(name, name.replace('gpu_', 'GPU '))} {ms(grew * 1e6)}" for name, grew in part][:3])
+        ", ".join([f"{_WITHIN.get(name) or called(name)} {ms(grew * 1e6)}" for name, grew in part][:3])
         for part in ([one for one in largest if (one[0] in _WITHIN) is inside] for inside in (False, True))
     )
     grown = f"{phases}; of that {within}" if phases and within else phases or within

@@ -105,10 +105,17 @@ _SHOWN_BY = {
 _SHOWN_BY |= dict.fromkeys(("gpu_throttle", "gpu_contention", "workload"), _SHOWN_BY["compute"])
 #: The same of an unknown cause, which may be in any of them.
 _ANYWHERE = {"self_blocked": "off CPU between collectives", OTHER: _SHOWN_BY["compute"][OTHER]}
+_CALLED = {part: what for shown in (*_SHOWN_BY.values(), _ANYWHERE) for part, what in shown.items()}
+_CALLED |= {"device_copy": "copy call", "device_wait": "GPU wait"}
 #: Parts that take longer where their rank waits for a CPU.
 _WITH_QUEUE = frozenset({"forward", "optimizer", OTHER})
 #: A part is longer if it is so by this factor, and by this share of the delay.
 _LONGER, _OF_DELAY = 1.01, 0.5
+
+
+def called(part: str) -> str:
+    """A part of a step in words, as in evidence."""
+    return _CALLED.get(part) or part.replace("gpu_", "GPU ")
 
 
 def why(blocks: Blocks, slowdowns: list[Slowdown], cause: Cause) -> list[str]:

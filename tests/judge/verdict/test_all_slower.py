@@ -8,7 +8,7 @@ from hindmost_collector.report import text
 from hindmost_collector.simulate import Fault, Noise, Scenario, simulate
 from hindmost_judge.judge import judge
 from hindmost_judge.verdict import all_slower
-from hindmost_judge.verdict.schema import Report
+from hindmost_judge.verdict.schema import Report, Slowed
 
 from tests.runs import blocks_of
 from tests.scenarios.loads import Load, make
@@ -45,6 +45,13 @@ def test_a_job_of_one_rank_that_became_slower_is_told_when_by_how_much_and_in_wh
     assert "DO     find what changed at step 60" in shown
     assert not report.notes
     assert judge(make(Load(kind="torch", ranks=1, steps=150))).job.slowed is None
+
+
+def test_what_grew_is_called_as_in_evidence() -> None:
+    """A key of the JSON is no word for a reader."""
+    slowed = Slowed(488, 590, 8.3, 11.9, {"self_cpu": 1.7, "gpu_backward": 0.5})
+    (note,) = all_slower.slowed_note(slowed, [])
+    assert note.endswith("; longer on every rank: CPU time between collectives 1.7 ms, GPU backward 0.5 ms")
 
 
 def test_a_rank_that_became_slow_is_no_slow_down_of_all() -> None:
