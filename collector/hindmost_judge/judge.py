@@ -128,9 +128,8 @@ def _of_those_that_meet(run: Run, settings: Settings) -> Report:
 
 def _with_loading(verdict: Verdict, run: Run, blocks: Blocks) -> Verdict:
     """A verdict on late input with what it waits for, and what to do about that."""
-    finer = loading.on(verdict, blocks)
+    finer, shards = loading.on(verdict, blocks)
     found = finer if finer is verdict else advice.on(finer, run)
-    shards = loading.unequal_shards(verdict, blocks)
     return replace(found, advice=(shards,)) if shards else found
 
 

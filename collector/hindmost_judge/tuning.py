@@ -341,7 +341,7 @@ def _remote_memory(facts: Facts) -> Advice | None:
         f"{percent(share)} of the pages that {worst} allocates lie on another NUMA node than their process"
         f" ({remote[worst]:,.0f} pages a second)",
         f"{percent(REMOTE)} of the pages, {REMOTE_PAGES:,.0f} a second",
-        f"bind each rank to one NUMA node: {advice.of_numa(facts.run.job.command)}",
+        f"bind each rank to one NUMA node: {advice.by_launcher(facts.run.job.command)[1]}",
     )
 
 

@@ -18,7 +18,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_judge.stats.robust import ENOUGH_STEPS, MAD_TO_SIGMA, average, mean, median, or_zero, peers_median
+from hindmost_judge.stats.robust import (
+    ENOUGH_STEPS,
+    MAD_TO_SIGMA,
+    average,
+    mean,
+    median,
+    or_zero,
+    others_level,
+    peers_median,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -231,7 +240,7 @@ def _process_wait(blocks: Blocks, row: int, columns: Array) -> list[float]:
     rates, period = blocks.gauges(columns), average(blocks.period[columns])
     ran = has_run(rates, row)
     found = [period * rates[name] for name in ("runqueue", "threads_runqueue") if name in rates]
-    beyond = [float(ns[row]) - max(ran * _others(ns, row), _like_peers(blocks, row, columns, ns)) for ns in found]
+    beyond = [float(ns[row]) - max(ran * others_level(ns, row), _like_peers(blocks, row, columns, ns)) for ns in found]
     return [ns for ns in beyond if not np.isnan(ns)]
 
 
@@ -247,21 +256,16 @@ def _like_peers(blocks: Blocks, row: int, columns: Array, queued: Floats) -> flo
     between = np.zeros_like(inside)
     if "self_runqueue" in blocks.parts:
         between = or_zero(mean(blocks.parts["self_runqueue"][:, columns]))
-    part = np.clip(_others((queued - between) / np.maximum(inside, 1.0), row), 0.0, 1.0)
-    return float(np.nan_to_num(part * inside[row] + _others(between, row)))
+    part = np.clip(others_level((queued - between) / np.maximum(inside, 1.0), row), 0.0, 1.0)
+    return float(np.nan_to_num(part * inside[row] + others_level(between, row)))
 
 
 def has_run(rates: dict[str, Floats], row: int) -> float:
     """0 to 1: a rank's CPU time as a share of the typical other one's; 1 where unmeasured."""
     cpu = rates.get("cpu")
-    if cpu is None or not _others(cpu, row) > 0 or np.isnan(cpu[row]):
+    if cpu is None or not others_level(cpu, row) > 0 or np.isnan(cpu[row]):
         return 1.0
-    return float(np.clip(cpu[row] / _others(cpu, row), 0.0, 1.0))
-
-
-def _others(levels: Floats, row: int) -> float:
-    """The typical other rank's level."""
-    return float(median(np.delete(levels, row)))
+    return float(np.clip(cpu[row] / others_level(cpu, row), 0.0, 1.0))
 
 
 def usual_transfer(transfer: Floats, columns: Array) -> float:

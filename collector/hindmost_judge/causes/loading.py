@@ -127,31 +127,31 @@ def of(blocks: Blocks, columns: Array | None = None) -> Loading | None:
     )
 
 
-def on(verdict: Verdict, blocks: Blocks) -> Verdict:
-    """A verdict on ranks whose input is late with what that waits for, where this is most of it; else as it was."""
-    if verdict.cause != "input" or not verdict.ranks:
-        return verdict
-    made = of(blocks, np.arange(*savings.span_of(verdict, blocks)))
-    rows = np.flatnonzero(np.isin(blocks.ranks, verdict.ranks)).tolist()
-    found = [made.cause(row) for row in rows] if made is not None else []
-    if made is None or len({cause for cause, _ in found}) != 1 or found[0][0] == "input":
-        return verdict
+def on(verdict: Verdict, blocks: Blocks) -> tuple[Verdict, str]:
+    """A verdict on ranks whose input is late with what that waits for, where this is most of it, else as it was; and
+    what to do where they have unequal shards."""
+    late = verdict.cause == "input" and len(verdict.ranks) > 0
+    made = of(blocks, np.arange(*savings.span_of(verdict, blocks))) if late else None
+    if made is None:
+        return verdict, ""
+    named = np.isin(blocks.ranks, verdict.ranks)
+    rows, shards = np.flatnonzero(named).tolist(), _unequal_shards(verdict, made.read, named)
+    found = [made.cause(row) for row in rows]
+    if len({cause for cause, _ in found}) != 1 or found[0][0] == "input":
+        return verdict, shards
     shown = [line for row in rows[:_DESCRIBED] for line in made.evidence(blocks, row)]
     causes = tuple(found[0][0] if one == "input" else one for one in verdict.causes)
     explained = (verdict.explained or 1.0) * min(share for _, share in found)
-    return replace(verdict, cause=found[0][0], causes=causes, explained=explained, evidence=(*shown, *verdict.evidence))
+    evidence = (*shown, *verdict.evidence)
+    return replace(verdict, cause=found[0][0], causes=causes, explained=explained, evidence=evidence), shards
 
 
-def unequal_shards(verdict: Verdict, blocks: Blocks) -> str:
-    """What to do about ranks whose input is late as they read more: all take as many steps, so each step has more
-    bytes of them, which no disk can cause. Empty where that was not seen, or where the peers read from memory."""
-    if verdict.cause != "input" or not verdict.ranks or len(verdict.causes) > 1:
+def _unequal_shards(verdict: Verdict, read: Floats, named: Array) -> str:
+    """What to do about ranks whose input is late as they ``read`` [R] more: all take as many steps, so each step has
+    more bytes of them, which no disk can cause. Empty where that was not seen, or where the peers read from memory."""
+    if named.all() or len(verdict.causes) > 1:
         return ""
-    made = of(blocks, np.arange(*savings.span_of(verdict, blocks)))
-    named = np.isin(blocks.ranks, verdict.ranks)
-    if made is None or named.all():
-        return ""
-    theirs, least = float(median(made.read[~named])), float(made.read[named].min())
+    theirs, least = float(median(read[~named])), float(read[named].min())
     if not theirs >= _FROM_STORAGE or not least >= _MORE_BYTES * theirs:
         return ""
     reads = "reads" if len(verdict.ranks) == 1 else "read"

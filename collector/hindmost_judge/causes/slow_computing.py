@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hindmost_judge.causes.telemetry import SLOWING_REASONS
-from hindmost_judge.stats.robust import average, median
+from hindmost_judge.stats.robust import average, median, others_level
 
 if TYPE_CHECKING:
     from hindmost_judge.blocks import Blocks
@@ -73,7 +73,7 @@ def more_work(blocks: Blocks, row: int, columns: Array, settings: Settings) -> s
     if not settings.min_explained * longer <= due <= longer / settings.min_explained:
         return None
     typical = median(blocks.work[:, columns], axis=1)
-    return f"samples or tokens per step: {typical[row]:,.0f}, others {_peers(typical, row):,.0f}"
+    return f"samples or tokens per step: {typical[row]:,.0f}, others {others_level(typical, row):,.0f}"
 
 
 def _work_beyond(blocks: Blocks, row: int, columns: Array) -> float:
@@ -81,7 +81,7 @@ def _work_beyond(blocks: Blocks, row: int, columns: Array) -> float:
     if blocks.work is None or np.isnan(blocks.work[row, columns]).all():
         return float("nan")
     typical = median(blocks.work[:, columns], axis=1)
-    theirs = _peers(typical, row)
+    theirs = others_level(typical, row)
     return float(typical[row]) / theirs - 1 if theirs > 0 else float("nan")
 
 
@@ -139,7 +139,7 @@ def _throttled(
         return None
     if not _of_most(lower, blocks, columns, late):
         return None
-    mine, theirs = now["sm_clock"][row], _peers(now["sm_clock"], row)
+    mine, theirs = now["sm_clock"][row], others_level(now["sm_clock"], row)
     return f"SM clock: {mine / 1e6:.0f} MHz, others {theirs / 1e6:.0f} MHz{_reasons(now, row)}"
 
 
@@ -153,13 +153,13 @@ def _lower(levels: dict[str, Floats], row: int) -> float:
     clock = levels.get("sm_clock")
     if clock is None or np.isnan(clock[row]) or not clock[row] > 0:
         return 0.0
-    return float(np.nan_to_num(_peers(clock, row) / clock[row] - 1))
+    return float(np.nan_to_num(others_level(clock, row) / clock[row] - 1))
 
 
 def _held_back(levels: dict[str, Floats], row: int) -> bool:
     """Whether the driver names a reason that the peers do not have, or less power is drawn; true where unmeasured."""
     power = levels.get("power")
-    less = bool(power[row] < _LESS_POWER * _peers(power, row)) if power is not None else None
+    less = bool(power[row] < _LESS_POWER * others_level(power, row)) if power is not None else None
     known = [one for one in (less, _has_reason(levels, row)) if one is not None]
     return any(known) if known else True
 
@@ -167,16 +167,11 @@ def _held_back(levels: dict[str, Floats], row: int) -> bool:
 def _has_reason(levels: dict[str, Floats], row: int) -> bool | None:
     """Whether the driver names a reason for a low clock that the peers do not have; ``None`` where it was not asked."""
     reasons = levels.get("clock_reasons")
-    return None if reasons is None else bool(_slowing(reasons[row]) & ~_slowing(_peers(reasons, row)))
+    return None if reasons is None else bool(_slowing(reasons[row]) & ~_slowing(others_level(reasons, row)))
 
 
 def _slowing(mask: float) -> int:
     return 0 if np.isnan(mask) else int(mask) & sum(SLOWING_REASONS)
-
-
-def _peers(vector: Floats, row: int) -> float:
-    """The typical other rank's value."""
-    return float(median(np.delete(vector, row)))
 
 
 def _clean(blocks: Blocks) -> list[Floats]:
@@ -230,7 +225,7 @@ def _all_slower(blocks: Blocks, row: int, columns: Array) -> bool:
         if block is None or np.isnan(block[row, columns]).all():
             return True
         levels = median(block[:, columns], axis=1)
-        ratios.append(float(levels[row] / _peers(levels, row)) - 1)
+        ratios.append(float(levels[row] / others_level(levels, row)) - 1)
     return ratios[1] >= _GPU_SHARED_OPTIMIZER * ratios[0]
 
 
@@ -239,7 +234,7 @@ def _contended(now: dict[str, Floats], before: dict[str, Floats], row: int) -> s
     foreign = now.get("foreign_memory")
     if foreign is None or np.isnan(foreign[row]):
         return None
-    beyond = float(foreign[row] - np.nan_to_num(_peers(foreign, row)))
+    beyond = float(foreign[row] - np.nan_to_num(others_level(foreign, row)))
     least = _FOREIGN_MEMORY_MB * 1e6
     if not beyond > least:
         return None

@@ -16,7 +16,7 @@ from hindmost_judge.causes import cpu_wait, launch_bound, slow_computing
 from hindmost_judge.causes.launch_bound import CLOCKS_NS, feeds
 from hindmost_judge.causes.telemetry import scattered
 from hindmost_judge.model import OTHER
-from hindmost_judge.stats.robust import average, median, or_zero
+from hindmost_judge.stats.robust import average, median, or_zero, others_level
 from hindmost_judge.timeline import build_blocks, cohorts, matching
 
 if TYPE_CHECKING:
@@ -309,7 +309,7 @@ def _like_peers(blocks: Blocks, row: int, columns: Array) -> float:
     rates = levels.get("runqueue")
     if rates is None or np.isnan(rates[row]) or rates[row] <= 0:
         return 0.0
-    theirs = cpu_wait.has_run(levels, row) * float(median(np.delete(rates, row)))
+    theirs = cpu_wait.has_run(levels, row) * others_level(rates, row)
     return 0.0 if np.isnan(theirs) else min(theirs / float(rates[row]), 1.0)
 
 
@@ -431,7 +431,7 @@ def gpu_idle(blocks: Blocks, row: int, columns: Array) -> float:
     busy = blocks.gauges(columns).get("utilization")
     if busy is None or np.isnan(busy[row]):
         return 0.0
-    usual = float(median(np.delete(busy, row)))
+    usual = others_level(busy, row)
     return max(float(np.nan_to_num(usual - busy[row])), 0.0) * average(blocks.period[columns])
 
 
@@ -580,7 +580,7 @@ def _goes_with(blocks: Blocks, row: int, name: str, late: Floats) -> bool:
 
 
 def _stands_out(rates: Floats, row: int, least: float) -> bool:
-    usual = np.nan_to_num(float(median(np.delete(rates, row))))
+    usual = np.nan_to_num(others_level(rates, row))
     return bool(rates[row] >= _TIMES * usual + least)
 
 
@@ -588,5 +588,5 @@ def _pressure_beyond(pressure: Floats | None, row: int, *, own: bool) -> float:
     """Share of the time that counts for a rank: what is beyond its peers', all of it where it is its ``own``."""
     if pressure is None or not pressure[row] > 0:
         return 0.0
-    usual = 0.0 if own else float(np.nan_to_num(float(median(np.delete(pressure, row)))))
+    usual = 0.0 if own else float(np.nan_to_num(others_level(pressure, row)))
     return max(float(pressure[row]) - usual, 0.0)

@@ -258,15 +258,9 @@ def longer_interrupted(blocks: Blocks, slowdown: Slowdown) -> float:
     """Ns a step by which a slow rank is interrupted longer than its typical peer between a step's collectives.
 
     As far as the others wait for it; without what that is a part of, where its delay is of a place after the first."""
-    grid, steps = blocks.joined, slowdown.steps()
-    if not blocks.overlapped or grid is None or grid.gathers.any() or np.isnan(grid.start).all():
+    grid, where = blocks.joined, backward.places(blocks, slowdown.steps())
+    if grid is None or where is None or grid.gathers.any() or len(where) < ENOUGH_STEPS:
         return 0.0
-    counts = np.diff(np.append(blocks.starts, grid.columns))[steps]
-    usual = int(np.bincount(counts).argmax())
-    alike = steps[counts == usual]
-    if usual < 2 or len(alike) < ENOUGH_STEPS:
-        return 0.0
-    where = blocks.starts[alike][:, None] + np.arange(usual)
     rows = with_peers(slowdown.row, len(grid.ranks), _INTERRUPTED_SAMPLE)
     late = _late_by(grid, rows, where)
     stood = _interrupted_for(grid, rows, where, late, blocks.step_ns)

@@ -70,6 +70,11 @@ class _Ranks:
         """A rank and its only peer."""
         return [row, int(self.sole_peer[row])]
 
+    def unsuspected(self, row: int) -> Ints:
+        """Rows that this one is compared with step by step."""
+        pair = self.pair(row)
+        return _healthy(len(self.delay), (self.suspects, pair, pair[:1]), 1)
+
 
 def find(blocks: Blocks, settings: Settings, *, shared: bool = False) -> list[Slowdown]:
     """Persistent slowdowns, largest delay first; empty where no rank stands out by every criterion.
@@ -227,14 +232,15 @@ def _judge(ranks: _Ranks, row: int, series: _Series, layer: Layer) -> Slowdown |
     ratio = level / spread_of / extreme(len(ranks.delay))
     if ratio < settings.min_spread_ratio:
         ratio = max(ratio, _margin_in_small_cohort(ranks, row, part, healthy))
-    latest = share_last(part, healthy, ranks.suspects, ranks.pair(row))
+    unsuspected = ranks.unsuspected(row)
+    latest = share_last(part, healthy[unsuspected])
     seldom_last = latest < settings.min_latest and not _computes_longer(ranks, row, held, level)
     if ratio < settings.min_spread_ratio or seldom_last:
         return None
     on_time = steps_on_time(series.late[:end], level, _noise(series.late)) if begin == 0 else 0
     first, stop = series.at(begin + on_time, layer.end)
     as_others = len(ranks.delay) >= FEW_RANKS and others_as_late(ranks.delay, row, first, stop, level)
-    if as_others or _by_chance(ranks, row, len(part), level) > _CHANCE:
+    if as_others or _by_chance(ranks, row, unsuspected, len(part), level) > _CHANCE:
         return None
     return Slowdown(row, first, stop, level, z, consistency, ratio, latest)
 
@@ -248,8 +254,8 @@ def _computes_longer(ranks: _Ranks, row: int, held: Ints | slice, level: float) 
 _CHANCE = 0.001
 
 
-def _by_chance(ranks: _Ranks, row: int, length: int, level: float) -> float:
-    """How many segments of so many steps, half of them at this level, unsuspected ranks have by chance.
+def _by_chance(ranks: _Ranks, row: int, unsuspected: Ints, length: int, level: float) -> float:
+    """How many segments of so many steps, half of them at this level, ``unsuspected`` rows have by chance.
 
     Each of their steps reaches the level as often as all steps do: with work of uneven size that may be often. The
     segment was picked as the highest among all ranks and all ranges of steps. Two ranks that are slow in turn are both
@@ -259,9 +265,7 @@ def _by_chance(ranks: _Ranks, row: int, length: int, level: float) -> float:
     in_turn = _in_turn(ranks, row) and level >= _no_noise(ranks.blocks, ranks.settings)
     if 2 * length >= steps or in_turn:
         return 0.0
-    pair = ranks.pair(row)
-    healthy = ranks.delay[_healthy(len(ranks.delay), (ranks.suspects, pair, pair[:1]), 1)]
-    often = float(np.mean(or_zero(healthy) >= level))
+    often = float(np.mean(or_zero(ranks.delay[unsuspected]) >= level))
     if often <= 0:
         return 0.0
     half = (length + 1) // 2
@@ -274,10 +278,9 @@ def _by_chance(ranks: _Ranks, row: int, length: int, level: float) -> float:
 _RIVALS = 7
 
 
-def share_last(part: Floats, delay: Floats, suspects: list[int], pair: list[int]) -> float:
-    """Share of steps in which ``part`` is later than all of ``_RIVALS`` unsuspected ranks would be."""
-    others = _healthy(len(delay), (suspects, pair, pair[:1]), 1)
-    rivals = or_zero(delay[others])
+def share_last(part: Floats, rivals: Floats) -> float:
+    """Share of steps in which ``part`` [S] is later than all of ``_RIVALS`` of these unsuspected ranks would be."""
+    rivals = or_zero(rivals)
     share = 1 - 1 / (_RIVALS + 1) if len(rivals) > _RIVALS else 1.0
     bound = np.quantile(rivals, share, axis=0)
     return float(np.mean(or_zero(part) > bound))
@@ -310,8 +313,7 @@ def _healthy_spread(ranks: _Ranks, row: int, held: Ints | slice) -> float:
     In a large cohort, all but this rank count as healthy.
     """
     delay = ranks.delay[:, held]
-    healthy = _healthy_peers(ranks, row, delay)
-    return spread(median(delay[healthy], axis=1))
+    return spread(median(delay[_healthy_peers(ranks, row, delay)], axis=1))
 
 
 def _margin_in_small_cohort(ranks: _Ranks, row: int, part: Floats, delay: Floats) -> float:

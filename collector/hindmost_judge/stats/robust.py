@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -35,11 +35,7 @@ def median(block: Floats, axis: int | None = None) -> Floats:
         return np.full(np.delete(np.array(block.shape), axis), block.flat[0])
     if np.isnan(block.min()):
         return _of_known(np.moveaxis(block, axis, 0))
-    count = block.shape[axis]
-    if count <= _NETWORK and block.size >= _WIDE * count:
-        return _by_network(np.moveaxis(block, axis, 0))
-    of_rows = axis in (-1, block.ndim - 1)
-    return _of_lines(block if of_rows else block.T if block.ndim == 2 else np.moveaxis(block, axis, -1))
+    return _middle(np.ascontiguousarray(np.moveaxis(block, axis, -1)))
 
 
 def alike(block: Floats) -> bool:
@@ -55,10 +51,6 @@ def or_zero(block: Floats) -> Floats:
 
 #: Up to this many values are sorted, more are only partitioned: sorting a few is faster.
 _SORTED = 256
-#: Values transposed and ordered at a time, to fit a processor's cache; never fewer columns than fill a cache line.
-_CACHED, _LINE = 1 << 17, 8
-#: This few values in each of this many columns are compared column by column, all columns at once.
-_NETWORK, _WIDE = 16, 256
 
 
 def _of_line(values: Floats) -> Floats:
@@ -70,14 +62,6 @@ def _of_line(values: Floats) -> Floats:
         return _between(ordered, known) if known else np.asarray(np.nan)
     unknown = np.isnan(values)
     return _middle(values[~unknown] if unknown.any() else values) if not unknown.all() else np.asarray(np.nan)
-
-
-def _of_lines(block: Floats) -> Floats:
-    """[...] medians of [..., N], all known: of many turned lines some at a time, so that they stay near."""
-    if block.ndim != 2 or block.flags.c_contiguous or block.size <= _CACHED:
-        return _middle(np.ascontiguousarray(block))
-    rows = max(_CACHED // block.shape[1], _LINE)
-    return np.concatenate([_middle(np.ascontiguousarray(block[i : i + rows])) for i in range(0, len(block), rows)])
 
 
 def _middle(values: Floats) -> Floats:
@@ -94,37 +78,6 @@ def _between(ordered: Floats, count: int) -> Floats:
     """The middle, or the mean of the two middle ones, of the first ``count`` of the last axis."""
     above = ordered[..., count // 2]
     return np.asarray(above if count % 2 else (ordered[..., count // 2 - 1] + above) / 2)
-
-
-def _by_network(rows: Floats) -> Floats:
-    """[...] medians of [N, ...], all known: the same few comparisons for every column."""
-    wires = [np.ascontiguousarray(row) for row in rows]
-    for low, high in _comparisons(len(wires)):
-        wires[low], wires[high] = np.minimum(wires[low], wires[high]), np.maximum(wires[low], wires[high])
-    above = wires[len(wires) // 2]
-    return np.asarray(above if len(wires) % 2 else (wires[len(wires) // 2 - 1] + above) / 2)
-
-
-@cache
-def _comparisons(count: int) -> tuple[tuple[int, int], ...]:
-    """Pairs to put in order, one after the other, for the middle of so many: Batcher's merge exchange (Knuth 5.2.2)."""
-    pairs = []
-    top = 1 << max((count - 1).bit_length() - 1, 0)
-    step = top
-    while step > 0:
-        far, rest, apart = top, 0, step
-        while True:
-            pairs += [(i, i + apart) for i in range(count - apart) if i & step == rest]
-            if far == step:
-                break
-            apart, far, rest = far - step, far // 2, step
-        step //= 2
-    wanted, kept = {count // 2, (count - 1) // 2}, []
-    for pair in reversed(pairs):  # those that the middle does not depend on are left out
-        if wanted & set(pair):
-            wanted |= set(pair)
-            kept.append(pair)
-    return tuple(reversed(kept))
 
 
 def _of_known(block: Floats, *, lower: bool = False) -> Floats:
@@ -208,6 +161,11 @@ def others_median(block: Floats) -> Floats:
     if count > CROWD or count % 2 == 0:
         return peers_median(block)
     return np.stack([median(np.delete(block, r, axis=0), axis=0) for r in range(count)])
+
+
+def others_level(levels: Floats, row: int) -> float:
+    """What is typical of the other ranks, of [R]."""
+    return float(median(np.delete(levels, row)))
 
 
 def spread(values: Floats) -> float:

@@ -218,14 +218,12 @@ def _compare_hosts(at: Place, who: str) -> str:
 
 def _look(at: Place, who: str) -> str:
     """How to see what ranks wait for, in processes that run or when the job runs again."""
-    tool = attach(at.job) if at.python else "`gdb -p PID` or `strace -f -p PID`"
+    pid = str(at.pids[0]) if at.runs and len(at.pids) == 1 else ""
+    stacks = f"`hindmost attach --stacks --pid {pid}`" if pid else attach(at.job)
+    tool = stacks if at.python else f"`gdb -p {pid or 'PID'}` or `strace -f -p {pid or 'PID'}`"
     does = "does" if len(at.ranks) == 1 else "do"
-    if at.runs and len(at.pids) == 1:
-        pid = at.pids[0]
-        tool = f"`hindmost attach --stacks --pid {pid}`" if at.python else f"`gdb -p {pid}` or `strace -f -p {pid}`"
-    if at.runs:
-        return f"see what {who} {does}{at.on}: {tool}"
-    return f"run the job again and see what {who} {does}{at.on}: {tool}"
+    see = f"see what {who} {does}{at.on}: {tool}"
+    return see if at.runs else f"run the job again and {see}"
 
 
 #: How launchers start ``total`` ranks, ``each`` on one node.
@@ -283,14 +281,9 @@ _BINDING = {
 }
 
 
-def _binding(command: str | None) -> tuple[str, str]:
+def by_launcher(command: str | None) -> tuple[str, str]:
     """The two by the job's launcher; for an unknown one none, and numactl for each rank."""
     return next((_BINDING[one] for one in map(program_name, split(command or "")) if one in _BINDING), ("", _NUMACTL))
-
-
-def of_numa(command: str | None) -> str:
-    """How to keep ranks on one NUMA node each."""
-    return _binding(command)[1]
 
 
 #: Programs that bind what they start.
@@ -306,7 +299,7 @@ def of_binding(run: Run, bound: Sequence[CpuBinding]) -> tuple[str, ...]:
     found = _moves(run, first) if len(bound) == 1 else []
     binder = next((at for at, word in enumerate(programs) if word in _BINDERS), None)
     enough = sum(node == first.node for node in run.ranks["node"].tolist()) <= first.of
-    launcher = _binding(run.job.command)[0] if enough else ""
+    launcher = by_launcher(run.job.command)[0] if enough else ""
     own = f"{launcher} gives each rank a CPU of its own" if launcher else ""
     if binder is not None:
         mask = next((at for at in range(binder + 1, len(words)) if not words[at].startswith("-")), binder)
