@@ -90,7 +90,8 @@ def _of_those_that_meet(run: Run, settings: Settings) -> Report:
         crowded_out, blocks = oversubscribed.bound_to_few_cpus(run, blocks, settings)
         found = [*found, *crowded_out]
         found, more = _held_back(detect.Case(run, blocks, settings, tuple(found), cpu_sharing.find(run)))
-        found = _still_matter(found)
+        if any(verdict.kind in STOPS for verdict in found):  # not about ranks that were slow for a while before
+            found = [verdict for verdict in found if verdict.kind in STOPS or verdict.until_step is None]
         notes += more if stop is None else []
     if not run.incremental:
         notes += [*profiler_notes(blocks, phases.training(run.steps)), *communication.horovod_notes(run)]
@@ -145,12 +146,6 @@ def _compared(run: Run, settings: Settings) -> tuple[Blocks | None, list[waste.P
     blocks, aside = waste.aside(stopped.in_collectives(by_work, settings), run.steps, settings)
     blocks = straggler.set_apart(uneven.in_full(blocks, settings), settings)
     return blocks, aside, overview.of(built, blocks.delay)
-
-
-def _still_matter(found: list[Verdict]) -> list[Verdict]:
-    """A job that stopped, or computes what is wrong, is not about ranks that were slow for a while before."""
-    stopped = any(verdict.kind in STOPS for verdict in found)
-    return [verdict for verdict in found if not stopped or verdict.kind in STOPS or verdict.until_step is None]
 
 
 def _ended(

@@ -211,11 +211,6 @@ class Achieved:
     mfu: float | None = None
 
 
-def model_of(name: str) -> Model | None:
-    """What is known of a GPU of this name."""
-    return next((one for pattern, one in MODELS if re.search(pattern, name)), None)
-
-
 def achieved(metrics: Metrics, gpus: set[str], span: tuple[int, int], counted: float | None = None) -> list[Achieved]:
     """A row a model of these GPUs. ``span``: of the steps, ns. ``counted``: operations a second of the whole job."""
     of_steps = metrics.during(span[0] + PERIOD_NS, span[1])
@@ -224,7 +219,8 @@ def achieved(metrics: Metrics, gpus: set[str], span: tuple[int, int], counted: f
     models = sorted({named[uuid] for uuid in gpus if uuid in named})
     found = []
     for name in models:
-        one, of = model_of(name), {uuid for uuid in gpus if named.get(uuid) == name}
+        one = next((model for pattern, model in MODELS if re.search(pattern, name)), None)
+        of = {uuid for uuid in gpus if named.get(uuid) == name}
         tensor, memory, clock = (
             _mean(of_steps, metric, of) for metric in ("tensor_activity_ratio", "dram_activity_ratio", "sm_clock_hertz")
         )

@@ -89,11 +89,9 @@ class Loading:
             return [found]
         mount = blocks.samples.mount(row) if blocks.samples is not None else None
         found += f"; {mount[0]}, mounted on {mount[1]}" if mount is not None else ""
-        return [found, *([f"reads: {against(self.read, _speed)}"] if not np.isnan(self.read[row]) else [])]
-
-
-def _speed(rate: float) -> str:
-    return f"{rate / 1e6:.1f} MB/s"
+        if np.isnan(self.read[row]):
+            return [found]
+        return [found, f"reads: {against(self.read, lambda rate: f'{rate / 1e6:.1f} MB/s')}"]
 
 
 def of(blocks: Blocks, columns: Array | None = None) -> Loading | None:

@@ -262,16 +262,11 @@ def longer_interrupted(blocks: Blocks, slowdown: Slowdown) -> float:
     if grid is None or where is None or grid.gathers.any() or len(where) < ENOUGH_STEPS:
         return 0.0
     rows = with_peers(slowdown.row, len(grid.ranks), _INTERRUPTED_SAMPLE)
-    late = _late_by(grid, rows, where)
+    took = grid.duration[:, where]
+    late = (peers_median(took.reshape(len(took), -1)).reshape(took.shape) - took)[rows]  # [R, N, P] than typical peers
     stood = _interrupted_for(grid, rows, where, late, blocks.step_ns)
     waited = max(slowdown.delay - float(median(late[0, :, 0])), 0.0)
     return max(float(stood[0] - median(stood[1:])) - waited, 0.0)
-
-
-def _late_by(grid: Grid, rows: Ints, where: Ints) -> Floats:
-    """[R, N, P] ns by which these ranks came later than their typical peer."""
-    duration = grid.duration[:, where]
-    return np.asarray((peers_median(duration.reshape(len(duration), -1)).reshape(duration.shape) - duration)[rows])
 
 
 def _interrupted_for(grid: Grid, rows: Ints, where: Ints, late: Floats, step_ns: float) -> Floats:

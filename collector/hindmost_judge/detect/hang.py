@@ -350,12 +350,8 @@ def _other_operations(run: Run, comm: int, away: list[int], entered: set[int]) -
             name, alike = str(table["op"][at]), theirs[table["seq"][theirs] == table["seq"][at]]
             if name not in _MEET and not (table["op"][alike] == name).any():
                 found[rank] = name
-    return {rank: name for rank, name in found.items() if name not in _open_names(run, comm)}
-
-
-def _open_names(run: Run, comm: int) -> set[str]:
-    table = run.in_flight
-    return {str(name) for name in table["name"][table["comm"] == comm]}
+    still_open = {str(name) for name in run.in_flight["name"][run.in_flight["comm"] == comm]}
+    return {rank: name for rank, name in found.items() if name not in still_open}
 
 
 def _silence(run: Run, limit: float) -> Hang | None:

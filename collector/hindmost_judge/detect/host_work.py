@@ -137,7 +137,8 @@ def _without_side_effects(delays: list[Delay]) -> list[Delay]:
     """
     kept: list[Delay] = []
     for delay in delays:
-        larger = [at for at, other in enumerate(kept) if _much_smaller(delay, other)]
+        own = [at for at, other in enumerate(kept) if other.row == delay.row]
+        larger = [at for at in own if delay.level < _SIDE_EFFECT * kept[at].level]
         shared = {at: min(kept[at].stop, delay.stop) - max(kept[at].first, delay.first) for at in larger}
         best = max(larger, key=shared.__getitem__, default=-1)
         if best < 0 or shared[best] <= 0:
@@ -146,10 +147,6 @@ def _without_side_effects(delays: list[Delay]) -> list[Delay]:
         main = kept[best]
         kept[best] = main._replace(level=main.level + delay.level * shared[best] / (main.stop - main.first))
     return kept
-
-
-def _much_smaller(delay: Delay, other: Delay) -> bool:
-    return delay.row == other.row and delay.level < _SIDE_EFFECT * other.level
 
 
 def _block_means(behind_peers: Floats) -> Floats:

@@ -204,23 +204,18 @@ def _rows_with_most(stalled: Array, settings: Settings) -> Iterator[tuple[int, I
     """Row, stalled steps and share of all stalls, of the fewest that have most, each by far more than the rest."""
     episodes = _count_stalls(stalled)
     order = np.argsort(-episodes, kind="stable")
-    total = max(int(episodes.sum()), 1)
+    total, stalls = max(int(episodes.sum()), 1), np.count_nonzero(stalled, axis=1)
     for count in range(1, min(_MOST_RANKS, len(order) // 4) + 1):
         if episodes[order[count - 1]] < settings.min_stalls:
             return
         held = int(episodes[order[:count]].sum())
         accident = by_chance(held, total, count / len(order), comb(len(order), count))
         together = held >= settings.min_stall_share * total and not accident
-        if together and _not_all_along(stalled, order[:count]):
+        most, rest = stalls[order[:count]].min(), np.delete(stalls, order[:count]).max(initial=0)
+        if together and most > 2 * rest:  # what stalls all along counts as one stall
             for row in order[:count].tolist():
                 yield row, np.flatnonzero(stalled[row]), float(episodes[row] / total)
             return
-
-
-def _not_all_along(stalled: Array, rows: Ints) -> bool:
-    """Whether no other row of [R, S] stalls in half as many steps: what does so all along counts as one stall."""
-    steps = np.count_nonzero(stalled, axis=1)
-    return bool(steps[rows].min() > 2 * np.delete(steps, rows).max(initial=0))
 
 
 #: Per cent of a rank's steps, least late first, in which a rank that stalls in most steps is as usual.

@@ -108,15 +108,11 @@ def find(
             outer = [layer for layer in layers if layer.outer is None]
             if sum(layer.level < large for layer in outer) > settings.max_segments:
                 return [_all(series, layers)]
-            return _on(sorted(outer, key=_worth)[-_LARGE * settings.max_segments :], layers)
+            outer.sort(key=lambda layer: layer.level * (layer.stop - layer.first))
+            return _on(outer[-_LARGE * settings.max_segments :], layers)
         least = layers[int(np.argmin(sure))]
         kept = {0, len(series)} | ({least.outer.first, least.outer.stop} if least.outer is not None else set())
         edges = [edge for edge in edges if edge not in {least.first, least.stop} - kept]
-
-
-def _worth(layer: Layer) -> float:
-    """What a layer costs in all of its steps."""
-    return layer.level * (layer.stop - layer.first)
 
 
 def _on(outer: list[Layer], layers: list[Layer]) -> list[Layer]:

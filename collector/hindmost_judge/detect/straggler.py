@@ -234,7 +234,9 @@ def _judge(ranks: _Ranks, row: int, series: _Series, layer: Layer) -> Slowdown |
         ratio = max(ratio, _margin_in_small_cohort(ranks, row, part, healthy))
     unsuspected = ranks.unsuspected(row)
     latest = share_last(part, healthy[unsuspected])
-    seldom_last = latest < settings.min_latest and not _computes_longer(ranks, row, held, level)
+    seldom_last = latest < settings.min_latest and (
+        ranks.shared or not surely_longer(ranks.blocks, row, held, level, settings)
+    )
     if ratio < settings.min_spread_ratio or seldom_last:
         return None
     on_time = steps_on_time(series.late[:end], level, _noise(series.late)) if begin == 0 else 0
@@ -243,11 +245,6 @@ def _judge(ranks: _Ranks, row: int, series: _Series, layer: Layer) -> Slowdown |
     if as_others or _by_chance(ranks, row, unsuspected, len(part), level) > _CHANCE:
         return None
     return Slowdown(row, first, stop, level, z, consistency, ratio, latest)
-
-
-def _computes_longer(ranks: _Ranks, row: int, held: Ints | slice, level: float) -> bool:
-    """Whether a rank that is rarely last surely computes longer than its peers, by all of its delay."""
-    return not ranks.shared and surely_longer(ranks.blocks, row, held, level, ranks.settings)
 
 
 #: Expected number of equally late segments of healthy ranks: a slowdown may be chance in one job of a thousand.
@@ -530,11 +527,6 @@ def surely_longer(blocks: Blocks, row: int, held: Ints | slice, level: float, se
         if steady and longer >= max(settings.min_explained * level, settings.min_z * standard_error(known)):
             return True
     return False
-
-
-def computes_longer(blocks: Blocks, slowdown: Slowdown, settings: Settings) -> bool:
-    """Whether a slow rank surely computes longer than its peers, by about as much as it is late in these steps."""
-    return surely_longer(blocks, slowdown.row, slice(slowdown.first, slowdown.stop), slowdown.delay, settings)
 
 
 #: Fewer steps on time at the start are chance, or start-up; more of them form a segment of their own.

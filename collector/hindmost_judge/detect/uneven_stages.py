@@ -46,7 +46,9 @@ def find(blocks: Blocks, named: Collection[int], settings: Settings) -> UnevenSt
         return None
     beyond = level / _typical(level) - 1
     found = [(one, _slowdown(series, settings)) for one, series in enumerate(beyond)]
-    heavy = {one: span for one, span in found if span is not None and _is_known(slow_themselves[stage == one])}
+    left = [np.count_nonzero(~slow_themselves[stage == one]) for one in range(len(level))]
+    every = np.bincount(stage)  # the only replica left may wait for those that are slow by themselves
+    heavy = {one: span for one, span in found if span is not None and (left[one] > 1 or left[one] == every[one])}
     if not heavy:
         return None
     span = max(heavy.values(), key=lambda each: each.stop - each.start)
@@ -65,11 +67,6 @@ def find(blocks: Blocks, named: Collection[int], settings: Settings) -> UnevenSt
     return UnevenStages(
         tuple(slow), len(level), rows, replicas, span.start, span.stop, most, usual, cost, max(spread, 0.0)
     )
-
-
-def _is_known(named: Array) -> bool:
-    """Whether a stage's replicas tell its work, of which some are ``named``: the only one left may wait for these."""
-    return not named.any() or len(named) - int(named.sum()) > 1
 
 
 #: With two stages the quicker one is typical: their mean would hold half of the slower one's delay.
@@ -96,7 +93,9 @@ def _levels(blocks: Blocks, stage: Ints, named: Array) -> Floats | None:
             usual = median(np.array([median(host[row], axis=0) for row in rows]), axis=0)
             own = _without(own, np.maximum(host - usual, 0.0), rows)
     if blocks.joined is None and blocks.pipeline is not None:
-        own -= _before_messages(blocks.pipeline.before_first(len(own)))
+        # An unrecorded collective, on hosts for example, may make the last stages wait there for the first.
+        before = blocks.pipeline.before_first(len(own))
+        own -= or_zero(np.maximum(before - median(before, axis=0), 0.0))
     level = np.array([lower_median(own[row], axis=0) for row in rows])
     return level if (level > 0).all() else None
 
@@ -108,14 +107,6 @@ def _without(own: Floats, longer: Floats, stages: list[Array]) -> Floats:
         if len(stage) > 1:
             left[stage] = np.maximum(left[stage], np.minimum(own[stage], lower_median(own[stage], axis=0)))
     return left
-
-
-def _before_messages(before: Floats) -> Floats:
-    """[R, S] ns by which a rank's work ``before`` its first message of a step [R, S] exceeds the others'.
-
-    An unrecorded collective, on hosts for example, may make the last stages wait there for the first.
-    """
-    return or_zero(np.maximum(before - median(before, axis=0), 0.0))
 
 
 def _slowdown(beyond: Floats, settings: Settings) -> slice | None:

@@ -71,7 +71,10 @@ def _of_meetings(run: Run, table: Table) -> Blocks | None:
     joined = matching.grid(run)
     if joined is None or len(joined.ranks) < 2:
         return None
-    return _at_pace(_from_collectives(run, joined, table), run.job.pace_ns)
+    found, pace_ns = _from_collectives(run, joined, table), run.job.pace_ns
+    if found is None or pace_ns is None or not np.isnan(found.period).all():
+        return found
+    return replace(found, period=np.full(len(found.steps), pace_ns * found.collectives / len(found.steps)))
 
 
 def _by_marks(run: Run, table: Table, settings: Settings) -> Blocks | None:
@@ -89,13 +92,6 @@ def _too_short(collectives: Table, table: Table, settings: Settings) -> bool:
         return False
     since = table["start_ns"].max() - np.ptp(collectives["start_ns"])
     return len(distinct_integers(table["step"][table["start_ns"] >= since])) < settings.min_steps
-
-
-def _at_pace(found: Blocks | None, pace_ns: float | None) -> Blocks | None:
-    """Steps of the mean length, where nothing tells how long each of them was."""
-    if found is None or pace_ns is None or not np.isnan(found.period).all():
-        return found
-    return replace(found, period=np.full(len(found.steps), pace_ns * found.collectives / len(found.steps)))
 
 
 #: Between two segments lies the left-out time, less a part of a step: at least this share of the expected distance.
@@ -123,7 +119,8 @@ def _from_collectives(run: Run, joined: Grid, table: Table) -> Blocks | None:
         return None  # parts in what all ranks do, not one that the others wait for
     if run.job.skipped_ns is not None:  # what lies between two periods of an excerpt is no step
         period = np.where(period < _NEARLY * run.job.skipped_ns, period, np.nan)
-    alone = period - _typical_wait(joined, starts)
+    waits = np.maximum(joined.duration - matching.shortest(joined), 0.0)[:: max(len(joined.ranks) // SAMPLE, 1)]
+    alone = period - median(sums_by_step(waits, starts), axis=0)
     first = min(steps.warmup(period), steps.warmup(alone))  # a stall is no warm-up
     if len(found) - first < 1:
         return None
@@ -310,12 +307,6 @@ def _left_out(numbers: Ints) -> Array:
     The time since the last one that is there is then no step's."""
     apart = np.diff(numbers)
     return np.asarray(apart > np.median(apart)) if len(apart) else np.zeros(0, bool)
-
-
-def _typical_wait(joined: Grid, starts: Ints) -> Floats:
-    """[S] ns that the typical rank waits for others in a step."""
-    waits = np.maximum(joined.duration - matching.shortest(joined), 0.0)[:: max(len(joined.ranks) // SAMPLE, 1)]
-    return median(sums_by_step(waits, starts), axis=0)
 
 
 def _slowest(lengths: Floats, joined: Grid) -> Floats:

@@ -186,6 +186,7 @@ def _in_cells(table: Table) -> Grid:
     shape, cell = (len(ranks), count), row * count + column
     first = encoding.first(np.arange(len(column)), column, count)
     size = table["bytes"][first].astype(np.int64)
+    known = table["step"] >= 0  # a rank without step marks does not know it
     return Grid(
         ranks=ranks.astype(np.int64),
         start=_fill(table["start_ns"], cell, shape),
@@ -193,7 +194,7 @@ def _in_cells(table: Table) -> Grid:
         self_time=_fill(table["self_ns"], cell, shape),
         cpu=_fill(table["cpu_ns"], cell, shape),
         runqueue=_fill(table["runqueue_ns"], cell, shape),
-        step=_known_step(table["step"], column, count) if "step" in table else np.full(count, -1, np.int64),
+        step=encoding.first(table["step"][known], column[known], count, UNMEASURED),
         seq=table["seq"][first].astype(np.int64),
         token=encoding.factorize((keys >> 36) * (1 << 40) + size)[0].astype(np.int64),
         comm_class=comm_class[first],
@@ -254,12 +255,6 @@ def _sizes(values: Array, row: Array, column: Array, first: Ints, group: Ints) -
     block = np.zeros((ranks, len(first)), np.int64)
     block[row, column] = values
     return block
-
-
-def _known_step(step: Array, column: Array, columns: int) -> Ints:
-    """[K] the step of each column as any rank knows it; a rank without step marks does not know it."""
-    known = step >= 0
-    return encoding.first(step[known], column[known], columns, UNMEASURED)
 
 
 def _fill(values: Array, cell: Ints, shape: tuple[int, int]) -> Floats:

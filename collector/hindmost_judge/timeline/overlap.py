@@ -344,12 +344,6 @@ def _columns(where: Ints, starts: Ints, count: int) -> Ints:
     return np.asarray(np.minimum(starts[None, :] + where[:, None], np.append(starts[1:], count)[None, :] - 1))
 
 
-def _is_free(self_time: Floats) -> Array:
-    """[K] whether the typical rank computed before a collective, and did not queue behind the one before."""
-    gaps = median(self_time[:: max(len(self_time) // _SAMPLED_RANKS, 1)], axis=0)
-    return np.asarray(np.nan_to_num(gaps, nan=np.inf) > QUEUED_NS)
-
-
 def _late_anywhere(typical: Floats) -> Array:
     """[R] whether a rank is late anywhere in the step by more than ranks differ there."""
     differ = np.array([spread(place) for place in typical.T])
@@ -362,7 +356,8 @@ def _visible(late: Floats, self_time: Floats, found: Floats, where: Ints, who: A
     For late ranks, in steps in which their own place shows nothing: what the best other place shows, and what they
     usually add from there on.
     """
-    free = _is_free(self_time)
+    gaps = median(self_time[:: max(len(self_time) // _SAMPLED_RANKS, 1)], axis=0)
+    free = np.nan_to_num(gaps, nan=np.inf) > QUEUED_NS  # else the typical rank queued behind the one before
     columns = _columns(np.arange(where.max() + 1), starts, len(free))  # [P, S]
     shows = free[columns]
     for place in np.flatnonzero(~shows.all(axis=1)):

@@ -43,7 +43,8 @@ def pivot(table: Table, ranks: Ints, numbers: Ints, name: str) -> Floats | None:
 
 def pivots(table: Table, ranks: Ints, numbers: Ints, names: Iterable[str]) -> dict[str, Floats]:
     """[R, S] of each of these columns that some rank measured."""
-    wanted = [name for name in names if name in table and _may_be_measured(table[name])]
+    there = [name for name in names if name in table and rows(table)]
+    wanted = [name for name in there if not (is_constant(table[name]) and table[name][0] < 0)]
     if not wanted:
         return {}
     row, of_ranks = _places(ranks, table["rank"])
@@ -79,10 +80,6 @@ def _last(column: Array, known: Array, place: Ints, count: int) -> Floats | None
     block = np.full(count, np.nan)
     block[place[held]] = column[held]
     return block
-
-
-def _may_be_measured(column: Array) -> bool:
-    return len(column) > 0 and not (is_constant(column) and column[0] < 0)
 
 
 def _places(known: Ints, values: Ints) -> tuple[Ints, Array]:

@@ -22,7 +22,7 @@ from hindmost_judge.whatif import savings
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hindmost_judge.blocks import Blocks, Slowdown
+    from hindmost_judge.blocks import Blocks
     from hindmost_judge.settings import Settings
     from hindmost_judge.types import Floats, Ints
 
@@ -209,11 +209,14 @@ def find_majority(blocks: Blocks, settings: Settings) -> Majority | None:
     strict = replace(settings, min_effect=_AHEAD, min_effect_of_few=_AHEAD)
     slowdowns = straggler.find(replace(blocks, delay=-blocks.delay), strict)
     rows = sorted(set(range(len(blocks.ranks))) - {slowdown.row for slowdown in slowdowns})
-    if not slowdowns or 2 * len(slowdowns) >= len(blocks.ranks) or not _of_one_time(slowdowns):
+    if not slowdowns or 2 * len(slowdowns) >= len(blocks.ranks):
+        return None
+    begun, ended = [slowdown.first for slowdown in slowdowns], [slowdown.stop for slowdown in slowdowns]
+    if max(np.ptp(begun), np.ptp(ended)) > _TOGETHER:
         return None
     if _wait_for_peers(blocks.group, [slowdown.row for slowdown in slowdowns]):
         return None
-    first, stop = (int(np.median([getattr(slowdown, name) for slowdown in slowdowns])) for name in ("first", "stop"))
+    first, stop = int(np.median(begun)), int(np.median(ended))
     change = None
     by_ns = float(np.median([slowdown.delay for slowdown in slowdowns]))
     if (first, stop) != (0, len(blocks.steps)):
@@ -256,8 +259,3 @@ def with_majority(balanced: Verdict, most: Majority) -> Verdict:
     """The verdict that names no rank, with what is known of the few ahead; it clears none."""
     advice = f"compare batches and clocks of {names(most.ahead)} with those of the others"
     return replace(balanced, confidence=UNSURE, evidence=(str(most), *balanced.evidence), advice=(advice,))
-
-
-def _of_one_time(slowdowns: list[Slowdown]) -> bool:
-    begun, ended = [slowdown.first for slowdown in slowdowns], [slowdown.stop for slowdown in slowdowns]
-    return max(begun) - min(begun) <= _TOGETHER and max(ended) - min(ended) <= _TOGETHER

@@ -289,12 +289,9 @@ def _status(status: int | None) -> str:
     if status is None:
         return ""
     number = os.waitstatus_to_exitcode(status & ~0x80)  # without the mark of a core dump
-    return f"exit code {number}" if number >= 0 else signal_name(-number)
-
-
-def signal_name(number: int) -> str:
-    """``SIGSEGV``; ``signal 60`` of one without a name."""
-    return signal.Signals(number).name if number in list(signal.Signals) else f"signal {number}"
+    if number >= 0:
+        return f"exit code {number}"
+    return signal.Signals(-number).name if -number in list(signal.Signals) else f"signal {-number}"
 
 
 def _apart(ns: int) -> str:

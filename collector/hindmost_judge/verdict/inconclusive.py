@@ -498,7 +498,8 @@ def _may_be_a_lead(one: Verdict, late: Sequence[Verdict], blocks: Blocks, throug
     several = len({verdict.ranks for verdict in late}) > 1
     if several or _steps_of(blocks, one).mean() < _SELDOM:
         return True
-    return _steps_of(blocks, *late).mean() < _THROUGHOUT and (_gathers(blocks) or _mostly_a_lead(one, blocks))
+    gathers = blocks.joined is not None and int(blocks.joined.gathers.sum()) >= len(blocks.steps)  # in most steps
+    return _steps_of(blocks, *late).mean() < _THROUGHOUT and (gathers or _mostly_a_lead(one, blocks))
 
 
 def _steps_of(blocks: Blocks, *late: Verdict) -> Array:
@@ -516,12 +517,6 @@ def _mostly_a_lead(one: Verdict, blocks: Blocks) -> bool:
     named = np.isin(blocks.ranks, one.ranks)
     left = np.maximum(or_zero(blocks.delay[named]), 0.0).mean(axis=1)
     return bool((blocks.unsure[named] >= _MOSTLY * left).any())
-
-
-def _gathers(blocks: Blocks) -> bool:
-    """Whether parameters are gathered inside of forward and backward, in most steps."""
-    assert blocks.joined is not None  # noqa: S101 - without_doubtful() has looked
-    return int(blocks.joined.gathers.sum()) >= len(blocks.steps)
 
 
 def _late_in_turn(late: Sequence[Verdict]) -> Verdict:

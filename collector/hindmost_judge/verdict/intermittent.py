@@ -160,19 +160,14 @@ def _grouped(each: list[_Group]) -> list[_Group]:
 
 
 def _are_one(one: _Group, other: _Group) -> bool:
-    if one.cause.cause != other.cause.cause:
-        return False
+    """Whether both have one cause, and begin and end about together, as far as the longest pause of either tells."""
     first, second = one.in_one().stalled, other.in_one().stalled
-    if not _alike_in_time(first, second):
+    pause = max(int(np.diff(stalled).max(initial=0)) for stalled in (first, second))
+    apart = max(abs(int(first[at]) - int(second[at])) for at in (0, -1))
+    if one.cause.cause != other.cause.cause or apart > pause:
         return False
     both, either = len(np.intersect1d(first, second)), len(np.union1d(first, second))
     return one.cause.cause != "unknown" or both >= _TOGETHER * either
-
-
-def _alike_in_time(first: Ints, second: Ints) -> bool:
-    """Whether both begin and end to stall about when the other does, as far as the longest pause of either tells."""
-    pause = max(int(np.diff(stalled).max(initial=0)) for stalled in (first, second))
-    return max(abs(int(first[at]) - int(second[at])) for at in (0, -1)) <= pause
 
 
 def _verdict(

@@ -26,6 +26,7 @@ from hindmost_judge.timeline.separate_jobs import run_of_ranks
 from hindmost_judge.verdict.schema import CAUSES, STOPS, Report, Verdict, insufficient
 from hindmost_judge.verdict.summary import RankRows
 from hindmost_judge.verdict.wording import ms, names, percent
+from hindmost_judge.whatif import savings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -72,7 +73,8 @@ def with_missing_ranks(found: list[Verdict], run: Run, blocks: Blocks | None) ->
     already = [verdict for verdict in found if verdict.kind == "insufficient_data"]
     if already and not waited and not named:
         return [replace(one, evidence=(_are_missing(missing), *one.evidence)) for one in already]
-    return kept if named else [_insufficient(missing, waited), *kept]
+    waits = _awaited(missing) if waited else f"others may wait for {_them(missing.ranks)}"
+    return kept if named else [insufficient(_are_missing(missing), waits, advice=_complete_files(missing)), *kept]
 
 
 def ranks_without_steps(run: Run, blocks: Blocks) -> Verdict | None:
@@ -131,11 +133,6 @@ def _of_part(one: Verdict, missing: Unrecorded) -> Verdict:
         return one
     cut = f"some files are cut: only {percent(missing.judged)} of the job is in all files; no rank is late there"
     return insufficient(cut, *one.evidence, advice="give the whole files of all ranks")
-
-
-def _insufficient(missing: Unrecorded, waited: bool) -> Verdict:
-    waits = _awaited(missing) if waited else f"others may wait for {_them(missing.ranks)}"
-    return insufficient(_are_missing(missing), waits, advice=_complete_files(missing))
 
 
 def _are_missing(missing: Unrecorded) -> str:
@@ -324,7 +321,8 @@ def _doubtful(one: Verdict, run: Run, blocks: Blocks, sure: set[int]) -> bool:
     by_forward |= one.kind == "uneven_workload" and blocks.work is None
     if not by_forward or forward is None:
         return False
-    held = _steps_held(one, blocks)
+    held = np.arange(*savings.span_of(one, blocks))
+    held = held if len(held) else np.arange(len(blocks.steps))
     typical = median(forward[:, held], axis=1)
     backward = _phase(blocks, "backward")
     if backward is not None:
@@ -342,12 +340,6 @@ def _doubtful(one: Verdict, run: Run, blocks: Blocks, sure: set[int]) -> bool:
     late, longer = _beyond(own), _beyond(typical)
     clear = np.isin(blocks.ranks, list(sure))
     return any(longer[row] >= _IN_FORWARD * late[row] and _among_unlike(late, before, row, clear) for row in named)
-
-
-def _steps_held(one: Verdict, blocks: Blocks) -> Array:
-    """[S] the steps of a verdict; all of them where it has none of these."""
-    held = (blocks.steps >= (one.since_step or 0)) & (blocks.steps <= (one.until_step or blocks.steps[-1]))
-    return held if held.any() else np.ones_like(held)
 
 
 def _all_meet(run: Run) -> bool:
@@ -413,25 +405,25 @@ def cross_checked(run: Run, judge: Callable[[Run], Report]) -> Report | None:
         return None  # of the steps alone
     met, log = judge(replace(run, unrecorded=replace(missing, by_steps=False))), judge(without_waits(run))
     named = [verdict for verdict in met.verdicts if verdict.ranks or verdict.kind in _OF_THE_JOB]
-    unmet = [verdict for verdict in log.verdicts if verdict.kind in STOPS or _names_any(verdict, missing.ranks)]
+    unmet = [
+        verdict
+        for verdict in log.verdicts
+        if verdict.kind in STOPS
+        or (
+            (verdict.cause != "unknown" or (verdict.cost_ratio or 0.0) >= _UNEXPLAINED)
+            and not set(verdict.ranks).isdisjoint(missing.ranks)
+        )
+    ]
     if any(verdict.kind == "host_bound" for verdict in named):  # what events time on GPUs is then how long hosts launch
         unmet = [verdict for verdict in unmet if verdict.cause == "input" or verdict.kind in STOPS]
     if named and not unmet:
         return replace(met, notes=log.notes)
     if unmet:
-        return replace(log, verdicts=(*unmet, *(verdict for verdict in named if not _same(verdict, unmet))))
+        said = [(one.kind, set(one.ranks)) for one in unmet]
+        more = (one for one in named if not any(one.kind == kind and ranks >= set(one.ranks) for kind, ranks in said))
+        return replace(log, verdicts=(*unmet, *more))
     unsure = tuple(verdict for verdict in log.verdicts if verdict.kind == "insufficient_data")
     return replace(log, verdicts=unsure or met.verdicts)
-
-
-def _names_any(one: Verdict, missing: Sequence[int]) -> bool:
-    """Whether it names any of these for something that was measured, or for more than launching differs by."""
-    sure = one.cause != "unknown" or (one.cost_ratio or 0.0) >= _UNEXPLAINED
-    return sure and bool(set(one.ranks) & set(missing))
-
-
-def _same(one: Verdict, others: list[Verdict]) -> bool:
-    return any(one.kind == other.kind and set(one.ranks) <= set(other.ranks) for other in others)
 
 
 def judged_by_witnesses(run: Run, ranks: Ints, judge: Callable[[Run], Report]) -> Report:

@@ -221,7 +221,8 @@ def _measured(slowdown: Slowdown, blocks: Blocks, settings: Settings) -> bool:
     """
     if slowdown.phase is not None:
         return slowdown.delay >= settings.large_effect * blocks.step_ns
-    return straggler.computes_longer(blocks, slowdown, settings)
+    steps = slice(slowdown.first, slowdown.stop)
+    return straggler.surely_longer(blocks, slowdown.row, steps, slowdown.delay, settings)
 
 
 def _cost(

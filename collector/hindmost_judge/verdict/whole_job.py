@@ -61,8 +61,9 @@ def of_uneven(found: Uneven | None, blocks: Blocks) -> list[Verdict]:
     if found is None:
         return []
     unlike = f"GPU forward times of a step differ by {percent(found.swing)} (standard deviation)"
-    if found.counted:
-        unlike = f"the largest batch of a step has {_largest(blocks)} of the smallest"
+    if blocks.work is not None and found.counted:
+        times = float(median(np.fmax.reduce(blocks.work) / np.fmin.reduce(blocks.work)))
+        unlike = f"the largest batch of a step has {times:.1f} times the samples or tokens of the smallest"
     evidence = [
         f"{unlike}: that explains {percent(found.explained)} of the delays",
         f"ranks are late in turn; with work of equal size a step is {ms(found.cost)} shorter",
@@ -80,12 +81,6 @@ def of_uneven(found: Uneven | None, blocks: Blocks) -> list[Verdict]:
             advice=("give ranks batches of equal size: sort or pack by length, or balance tokens, not samples",),
         )
     ]
-
-
-def _largest(blocks: Blocks) -> str:
-    """``2.4 times the samples or tokens``: of the smallest batch, which the largest of the typical step has."""
-    assert blocks.work is not None  # noqa: S101 - it was counted
-    return f"{float(median(np.fmax.reduce(blocks.work) / np.fmin.reduce(blocks.work))):.1f} times the samples or tokens"
 
 
 def may_be_slow(found: Sequence[Verdict], ranks: Collection[int]) -> list[Verdict]:
