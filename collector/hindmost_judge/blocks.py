@@ -96,7 +96,7 @@ class Blocks:
 
     def gauge(self, name: str) -> Floats | None:
         """[R] one quantity over all steps; ``None`` where no rank has it."""
-        return self.samples.typical(name) if self.samples is not None else None
+        return self.samples.level(name) if self.samples is not None else None
 
     @cached_property
     def step_ns(self) -> float:

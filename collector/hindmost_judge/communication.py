@@ -74,7 +74,9 @@ def find(run: Run, most: int | None = None) -> list[Traffic]:
     known = meets & blocking & (shortest >= 0) & (calls > 1)
     members, named, called = _groups(run, table, comm[starts])
     largest = np.maximum.reduceat(size, starts)
-    parts = (code[starts].astype(np.int64), _class(largest), members, named)
+    exponent = np.ceil(np.log2(np.maximum(largest, 1).astype(np.float64))).astype(np.int64)
+    size_class = np.where(largest > 0, exponent + 2, np.maximum(largest, -1) + 1)  # -1: not known
+    parts = (code[starts].astype(np.int64), size_class, members, named)
     shape = tuple(int(part.max()) + 1 for part in parts)
     kinds, which = np.unique(np.ravel_multi_index(parts, shape), return_inverse=True)
     which, count = which.ravel(), len(kinds)
@@ -173,12 +175,6 @@ def steps_of(run: Run, seen: Overview | None) -> float | None:
     start = run.collectives["start_ns"]
     recorded = float(start.max() - start.min()) if len(start) else 0.0
     return max(recorded / seen.step, float(len(seen.steps)))
-
-
-def _class(size: Ints) -> Ints:
-    """[N] a number for the power of two that a size does not exceed, and for 0 and -1 (not known)."""
-    exponent = np.ceil(np.log2(np.maximum(size, 1).astype(np.float64)))
-    return np.where(size > 0, exponent.astype(np.int64) + 2, np.maximum(size, -1) + 1)
 
 
 def _on_a_link(run: Run, names: list[str], code: Array, members: Ints, on_gpu: Array) -> Floats:

@@ -199,12 +199,5 @@ def columns_that_fill(table: Table, by: str) -> Table:
     column, found = factorize(table[by])
     if len(found) <= most:
         return table
-    return chosen(table, _fullest(column, len(found), max(most, 1))[column])
-
-
-def _fullest(column: Array, count: int, most: int) -> Array:
-    """Which of so many columns have the most rows, of those alike the ones that were met last."""
-    order = np.lexsort((np.arange(count), np.bincount(column, minlength=count)))
-    kept = np.zeros(count, bool)
-    kept[order[-most:]] = True
-    return kept
+    order = np.lexsort((np.arange(len(found)), np.bincount(column, minlength=len(found))))
+    return chosen(table, np.isin(column, order[-max(most, 1) :]))

@@ -109,7 +109,8 @@ def _of_those_that_meet(run: Run, settings: Settings) -> Report:
     notes += all_slower.slowed_note(slower, found)
     notes += summary.last_rank_notes(blocks, found, notes) if blocks is not None and stop is None else []
     if blocks is not None and blocks.exchanges:
-        found, notes = wording.of_exchanges(found, notes)
+        found = [replace(one, evidence=tuple(map(wording.as_exchanges, one.evidence))) for one in found]
+        notes = list(map(wording.as_exchanges, notes))
     if run.incremental:
         ranks = summary.sampled_ranks(blocks)
         return Report(job=summary.job(run, blocks), verdicts=_in_order(found), ranks=ranks, overview=seen)

@@ -439,7 +439,9 @@ def _copies(facts: Facts) -> Advice | None:
     where = "hosts wait in copy calls" if call >= COPIES else "copies to the GPU take"
     found = f"{where} {percent(share)} of the step ({ms(share * facts.step)})"
     do = "`DataLoader(..., pin_memory=True)` and `batch.to(device, non_blocking=True)`: copies then overlap"
-    received, link = facts.gpu("pcie_receive_bytes_per_second", "mean"), _link(facts)
+    received = facts.gpu("pcie_receive_bytes_per_second", "mean")
+    generation, width = (facts.gpu(f"pcie_link_{name}", "highest") for name in ("generation", "width"))
+    link = LANE.get(int(generation.min()), 0.0) * float(width.min()) if len(generation) and len(width) else 0.0
     if len(received) and link:
         pace = float(np.median(received)) / share
         found += f", at {pace / 1e9:.1f} of PCIe's {link / 1e9:.0f} GB/s"
@@ -448,14 +450,6 @@ def _copies(facts: Facts) -> Advice | None:
                 "copies are as fast as the link: copy the next batch meanwhile (`non_blocking=True`), send less (uint8)"
             )
     return Advice("copies to the GPU", found, f"{percent(COPIES)} of the step", do, share)
-
-
-def _link(facts: Facts) -> float:
-    """Bytes a second of the GPUs' PCIe link; 0 where it is not known."""
-    generation, width = (facts.gpu(f"pcie_link_{name}", "highest") for name in ("generation", "width"))
-    if not len(generation) or not len(width):
-        return 0.0
-    return LANE.get(int(generation.min()), 0.0) * float(width.min())
 
 
 def _launches(facts: Facts) -> Advice | None:

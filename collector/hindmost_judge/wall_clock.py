@@ -107,7 +107,10 @@ def wall_clock(
         within = line.within(left, right, trains)
         move(within, busy, "stalls")
         move(np.maximum(right - left - within, 0.0), "between steps", "stalls")
-    move(_checkpoints(run, table, row, trains, ranks), busy, "checkpoints")
+    wrote = run.steps.get("checkpoint_ns")
+    if wrote is not None and "step" in table:
+        inside = np.minimum(np.maximum(wrote[run.steps["duration_ns"] > 0], 0), table["duration_ns"])
+        move(np.bincount(row, inside * trains, ranks).astype(np.float64), busy, "checkpoints")
     move(_between_steps(run, known, began, line), "between steps", "checkpoints")
     if not job.started_ns:
         parts["set-up"] = sum((parts.pop(name) for name in ("launch", "imports", "communicators")), parts["set-up"])
@@ -232,15 +235,6 @@ def _start_up(run: Run, known: Array, began: int, launched: Floats, first_ns: Fl
         return until - launched, joining
     line = _Line(row[joins], begin[joins], end[joins], int(first_ns.max()), count)
     return until - launched - line.within(launched, until), line.lengths()
-
-
-def _checkpoints(run: Run, table: Table, row: Array, which: Array, ranks: int) -> Floats:
-    """[R] ns of checkpoints that were written inside these steps."""
-    took = run.steps.get("checkpoint_ns")
-    if took is None or "step" not in table:
-        return np.zeros(ranks)
-    took = np.minimum(np.maximum(took[run.steps["duration_ns"] > 0], 0), table["duration_ns"])
-    return np.asarray(np.bincount(row, took * which, ranks), np.float64)
 
 
 def _between_steps(run: Run, known: Array, began: int, line: _Line) -> Floats:

@@ -149,7 +149,7 @@ def gauges_of(seen: Overview) -> dict[str, Floats]:
         return {}
     found = dict(seen.samples.during())
     for name in LEVELS:
-        level = seen.samples.typical(name)
+        level = seen.samples.level(name)
         if level is not None and not np.isnan(level).all():
             found[name] = level
     return found

@@ -339,12 +339,9 @@ class Samples:
         """The same over the steps before this one; empty where there are none."""
         return self._during(np.arange(step), strictly=True) if step > 0 and len(self._bounds) else {}
 
-    def typical(self, name: str) -> Floats | None:
-        """[R] one quantity over all steps, without reading the others; ``None`` where no rank has it."""
-        return self.level(name, None)
-
-    def level(self, name: str, steps: Array | None) -> Floats | None:
-        """[R] the same over these steps (indices); of ranks without a sample in them over all."""
+    def level(self, name: str, steps: Array | None = None) -> Floats | None:
+        """[R] one quantity over these steps (indices), of ranks without a sample in them over all, without reading the
+        others; ``None`` where no rank has it."""
         column = self.sampled_column(name)
         if column is None:
             return None
@@ -419,7 +416,11 @@ class Samples:
             if column is None:
                 continue
             level = column.level(len(self._ranks), self._inside(column.time, steps))
-            for wider in () if strictly else self._wider(column, steps):
+            wide = [] if strictly else [np.ones(len(column.time), bool)]  # samples of the steps between them, then all
+            if wide and steps is not None and len(steps):
+                between = np.arange(int(np.min(steps)), int(np.max(steps)) + 1)
+                wide.insert(0, self._inside(column.time, between))
+            for wider in wide:
                 if np.isnan(level).any():
                     level = np.where(np.isnan(level), column.level(len(self._ranks), wider), level)
             if not np.isnan(level).all():
@@ -427,12 +428,6 @@ class Samples:
         if "used_memory" in found and "own_memory" in found:
             found["foreign_memory"] = found["used_memory"] - found["own_memory"]
         return found
-
-    def _wider(self, column: Column, steps: Array | None) -> Iterator[Array]:
-        """[N] which samples speak of steps in which there are none: those of the steps between them, then all."""
-        if steps is not None and len(steps):
-            yield self._inside(column.time, np.arange(int(np.min(steps)), int(np.max(steps)) + 1))
-        yield np.ones(len(column.time), bool)
 
     def _inside(self, time: Array, steps: Array | None) -> Array:
         """[N] which samples were taken in these steps."""

@@ -95,15 +95,13 @@ def find(run: Run, step_ns: float, settings: Settings) -> Hang | None:
     if not stuck and not late:
         return _of_no_age(run, waiting) if waiting else None if messages else _silence(run, limit)
     found = _divergence(stuck) or _left_behind(run, waiting, stuck, messages, late)
-    as_planned = "checkpoint" in found.doing.values() or _sets_up(run, found, settings)
+    as_planned = "checkpoint" in found.doing.values()
+    if run.at_work and found.kind == "hang" and not found.deadlock and found.seq < settings.min_steps:
+        # Before a running job's first steps one rank may load data or models for all.
+        calls = run.collectives["rank"]
+        early = not rows(run.steps) and (not len(calls) or int(np.bincount(calls).max()) < settings.min_steps)
+        as_planned = as_planned or early
     return None if as_planned and found.waited_ns < settings.hang_planned_seconds * 1e9 else found
-
-
-def _sets_up(run: Run, stop: Hang, settings: Settings) -> bool:
-    """Whether a running job still is before its first steps: one rank may load data or models for all."""
-    if not run.at_work or stop.kind != "hang" or stop.deadlock or stop.seq >= settings.min_steps or rows(run.steps):
-        return False
-    return not rows(run.collectives) or int(np.bincount(run.collectives["rank"]).max()) < settings.min_steps
 
 
 def since_step(stop: Hang, run: Run, blocks: Blocks | None) -> int | None:
@@ -112,7 +110,11 @@ def since_step(stop: Hang, run: Run, blocks: Blocks | None) -> int | None:
     Without step marks, the one after the last whole pattern of collectives."""
     table = training(run.steps)
     if not rows(table):
-        return _after_patterns(blocks) if blocks is not None and len(blocks.steps) else None
+        if blocks is None or not len(blocks.steps):
+            return None
+        last = int(blocks.steps[-1])
+        counts = np.diff(np.append(blocks.starts, blocks.joined.columns)) if blocks.joined is not None else np.ones(1)
+        return last if counts[-1] < np.median(counts) else last + 1  # the first step that is not whole
     mine = np.isin(table["rank"], stop.ranks)
     if stop.ranks and not mine.any():
         return None
@@ -135,13 +137,6 @@ def steps_done(steps: Table, collectives: Table, rank: int) -> int:
     return last + (int((enqueued > ended).sum()) // usual if usual else 0)
 
 
-def _after_patterns(blocks: Blocks) -> int:
-    """The number of the first step that is not whole."""
-    last = int(blocks.steps[-1])
-    counts = np.diff(np.append(blocks.starts, blocks.joined.columns)) if blocks.joined is not None else np.ones(1)
-    return last if counts[-1] < np.median(counts) else last + 1
-
-
 def _of_no_age(run: Run, waiting: dict[int, list[Wait]]) -> Hang | None:
     """The ranks that did not come to what the others wait in, where the waiting time is unknown.
 
@@ -151,19 +146,15 @@ def _of_no_age(run: Run, waiting: dict[int, list[Wait]]) -> Hang | None:
     together = {comm: held for comm, held in waiting.items() if comm not in pairs}
     stuck = {comm: held for comm, held in together.items() if all(one.waited == UNMEASURED for one in held)}
     parted = _divergence(together)
-    if parted is not None and run.job.source != Job.source and _never_ran(run, parted):
-        return replace(parted, waited_ns=UNMEASURED)  # no moment of a job at work shows that
+    if parted is not None and run.job.source != Job.source:
+        ran = run.collectives
+        same = (ran["comm"] == parted.comm) & (ran["seq"] == parted.seq) & (ran["op"] == parted.op)
+        if not (same & np.isin(ran["rank"], list(parted.doing))).any():  # nor among several of one number, as grouped
+            return replace(parted, waited_ns=UNMEASURED)  # no moment of a job at work shows that
     found = _left_behind(run, waiting, stuck, [], []) if stuck else None
     if found is None or found.kind != "hang" or not found.ranks:
         return None
     return found if {*found.ranks} - {*found.unproven} <= set(run.ranks["rank"].tolist()) else None
-
-
-def _never_ran(run: Run, parted: Hang) -> bool:
-    """Whether those who ran another operation have not the others' among several of one number, as grouped ones are."""
-    table = run.collectives
-    same = (table["comm"] == parted.comm) & (table["seq"] == parted.seq) & (table["op"] == parted.op)
-    return not (same & np.isin(table["rank"], list(parted.doing))).any()
 
 
 def of_a_moment(run: Run) -> Hang | None:
@@ -473,16 +464,9 @@ def _missing(run: Run, comm: int, held: list[Wait]) -> list[int]:
     entered = {wait.rank for wait in held}
     table = run.collectives
     passed = (table["comm"] == comm) & (table["seq"] >= seq)
-    if _numbered_by_operation(table, comm):
+    if _counted_apart(table, np.flatnonzero(table["comm"] == comm)):
         passed &= table["op"] == held[0].op
     return sorted(members(run, comm) - entered - set(table["rank"][passed].tolist()))
-
-
-def _numbered_by_operation(table: Table, comm: int) -> bool:
-    """Whether sequence numbers count each operation of a communicator apart, as some recorders do."""
-    here = np.flatnonzero(table["comm"] == comm)
-    here = here[table["rank"][here] == table["rank"][here[0]]] if len(here) else here
-    return len(np.unique(table["seq"][here])) < len(here)
 
 
 def members(run: Run, comm: int) -> set[int]:

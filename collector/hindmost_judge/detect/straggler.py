@@ -37,7 +37,7 @@ from hindmost_judge.stats.robust import (
 from hindmost_judge.timeline import cohorts, pipelined
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
     from hindmost_judge.blocks import Blocks
     from hindmost_judge.settings import Settings
@@ -195,17 +195,13 @@ def _slowdowns(ranks: _Ranks, row: int) -> list[Slowdown]:
         slowdown = _judge(ranks, row, series, layer)
         if slowdown is not None:  # else what it holds is part of what is on top of it
             series.late[span] -= layer.level
-            outer = next((found[one] for one in _around(layer) if one in found), None)
+            below = layer.outer
+            while below is not None and below not in found:
+                below = below.outer
+            outer = found[below] if below is not None else None
             hidden = [*layer.inner, *([(layer.stop, layer.end)] if layer.end > layer.stop else [])]
             found[layer] = replace(slowdown, outer=outer, inner=tuple(series.at(*one) for one in hidden))
     return list(found.values())
-
-
-def _around(layer: Layer) -> Iterator[Layer]:
-    """What a layer is on top of, the nearest first."""
-    while layer.outer is not None:
-        layer = layer.outer
-        yield layer
 
 
 def _judge(ranks: _Ranks, row: int, series: _Series, layer: Layer) -> Slowdown | None:
@@ -227,13 +223,13 @@ def _judge(ranks: _Ranks, row: int, series: _Series, layer: Layer) -> Slowdown |
     small = len(ranks.delay) < FEW_RANKS and ranks.blocks.turn == 1  # how long workers need does not drift
     if small and drifts(series.late, begin, end, level):
         return None
-    healthy = ranks.delay[:, held]
-    spread_of = max(_healthy_spread(ranks, row, held), 1.0)
-    ratio = level / spread_of / extreme(len(ranks.delay))
+    delay = ranks.delay[:, held]
+    differ = spread(median(delay[_healthy_peers(ranks, row, delay)], axis=1))
+    ratio = level / max(differ, 1.0) / extreme(len(delay))
     if ratio < settings.min_spread_ratio:
-        ratio = max(ratio, _margin_in_small_cohort(ranks, row, part, healthy))
+        ratio = max(ratio, _margin_in_small_cohort(ranks, row, part, delay))
     unsuspected = ranks.unsuspected(row)
-    latest = share_last(part, healthy[unsuspected])
+    latest = share_last(part, delay[unsuspected])
     seldom_last = latest < settings.min_latest and (
         ranks.shared or not surely_longer(ranks.blocks, row, held, level, settings)
     )
@@ -304,15 +300,6 @@ def _healthy(ranks: int, left_out: Iterable[list[int]], least: int) -> Ints:
     return np.asarray(others[:: max(len(others) // SAMPLE, 1)])
 
 
-def _healthy_spread(ranks: _Ranks, row: int, held: Ints | slice) -> float:
-    """How much healthy ranks differ in their typical delay in these steps, in which this one is late.
-
-    In a large cohort, all but this rank count as healthy.
-    """
-    delay = ranks.delay[:, held]
-    return spread(median(delay[_healthy_peers(ranks, row, delay)], axis=1))
-
-
 def _margin_in_small_cohort(ranks: _Ranks, row: int, part: Floats, delay: Floats) -> float:
     """How far this rank is behind all others in these steps, in standard deviations of healthy ranks.
 
@@ -341,14 +328,9 @@ def _healthy_peers(ranks: _Ranks, row: int, delay: Floats) -> Ints:
     pair = ranks.pair(row)
     left_out = [ranks.suspects, pair, pair[:1]]
     if not ranks.shared and len(delay) - len(ranks.suspects) < _FEWEST:  # suspected for some steps, not these perhaps
-        left_out.insert(1, sorted({*_late(ranks, delay), *pair}))
+        late = [suspect for suspect in ranks.suspects if median(delay[suspect]) >= ranks.smallest]
+        left_out.insert(1, sorted({*late, *ranks.sole_peer[late].tolist(), *pair}))
     return _healthy(len(delay), left_out, 1 if ranks.blocks.apart else _FEWEST)
-
-
-def _late(ranks: _Ranks, delay: Floats) -> list[int]:
-    """Suspects that are late in these steps, and their only peers, which are ahead by as much."""
-    late = [suspect for suspect in ranks.suspects if median(delay[suspect]) >= ranks.smallest]
-    return [*late, *ranks.sole_peer[late].tolist()]
 
 
 #: A block of steps must exceed the rank's own noise by this many standard errors to make the rank a candidate.
@@ -362,34 +344,26 @@ def screened_candidates(delay: Floats, smallest: float, large: float) -> Ints:
 
     What is ``large`` in one is that, though turns of being slow be most of what seems noise.
     """
-    levels = or_zero(_block_levels(delay))
+    size = max(_BLOCK, delay.shape[1] // _MOST_BLOCKS)
+    count = delay.shape[1] // size
+    if count <= _MOST_BLOCKS // 4:  # so short that blocks need not be of one length
+        levels = or_zero(block_medians(delay))
+    else:
+        levels = or_zero(median(delay[:, : count * size].reshape(len(delay), count, size), axis=2))
     highest = levels.max(axis=1)
     found = np.flatnonzero(highest >= smallest)
     part = delay[found]
     usual = median(part, axis=1)
     noise = MAD_TO_SIGMA * MEDIAN_COST * median(np.abs(part - usual[:, None]), axis=1)
-    beyond = highest[found] >= usual + _stands_out(levels.size) * noise / np.sqrt(delay.shape[1] / levels.shape[1])
+    by_chance = NormalDist().inv_cdf(1 - _MOST_BY_CHANCE / levels.size) if levels.size > 2 * _MOST_BY_CHANCE else 0.0
+    limit = max(_STANDS_OUT, by_chance) * noise / np.sqrt(delay.shape[1] / levels.shape[1])
+    beyond = highest[found] >= usual + limit
     found = found[(usual >= smallest) | beyond | (highest[found] >= large)]
     return np.asarray(found[np.argsort(-highest[found], kind="stable")])
 
 
-def _stands_out(blocks: int) -> float:
-    """How many standard errors one of so many blocks of steps must be above a rank's own noise."""
-    by_chance = NormalDist().inv_cdf(1 - _MOST_BY_CHANCE / blocks) if blocks > 2 * _MOST_BY_CHANCE else 0.0
-    return max(_STANDS_OUT, by_chance)
-
-
 #: Steps of a block, short enough to show a segment of a dozen; and most blocks in a long run.
 _BLOCK, _MOST_BLOCKS = 8, 64
-
-
-def _block_levels(delay: Floats) -> Floats:
-    """[R, B] medians of blocks of steps."""
-    size = max(_BLOCK, delay.shape[1] // _MOST_BLOCKS)
-    count = delay.shape[1] // size
-    if count <= _MOST_BLOCKS // 4:  # so short that blocks need not be of one length
-        return block_medians(delay)
-    return np.asarray(median(delay[:, : count * size].reshape(len(delay), count, size), axis=2))
 
 
 #: For up to this many ranks. In a larger job hardly half of the ranks are slow, each by its own amount; the usual
@@ -417,22 +391,12 @@ def behind_small_cohort(delay: Floats, row: int, least: float, settings: Setting
     best = 0.0
     for late in range(place + 1, count // 2 + 1):
         last, rest = order[late - 1], order[late:]
-        scale = _counted(late, count)
+        # Each is set against the median of the others: around the middle of an even number, they against each other.
+        scale = 2.0 if late + 1 > count // 2 and count % 2 == 0 else 1.0
         gap = (delay[last] - np.fmax.reduce(delay[rest], axis=0)) / scale
         if nested_segments.is_persistent(gap, least, settings):
             best = max(best, _AT_MOST * float(median(gap)) / least)
     return best
-
-
-def _counted(late: int, count: int) -> float:
-    """How often the gap after the first ``late`` of ``count`` ranks counts in their delay.
-
-    Each rank is set against the median of the others: the gap counts once for ranks beyond the middle, and twice
-    around it, where ranks on either side are set against each other.
-    """
-    if late + 1 <= count // 2:
-        return 1.0
-    return 2.0 if count % 2 == 0 else 1.0
 
 
 #: A segment of a rank in a small cohort must exceed the rank's level before and after by this many times its scatter
@@ -452,18 +416,12 @@ def drifts(series: Floats, begin: int, end: int, level: float) -> bool:
     around = np.concatenate([series[:begin], series[end:]])
     if len(around) < 2 * SHORTEST:
         return False
-    scatters = np.sort(or_zero(np.abs(_drift_levels(around, (end - begin) // _AS_LONG))))
+    levels, pieces = block_medians(around), len(around) // max((end - begin) // _AS_LONG, 1)
+    if pieces < len(levels):
+        levels = np.array([median(piece) for piece in np.array_split(around, max(pieces, 1))])
+    scatters = np.sort(or_zero(np.abs(levels)))
     others = len(scatters) // 8 if end - begin >= len(around) else 0
     return level < _ABOVE * float(scatters[len(scatters) - 1 - others])
-
-
-def _drift_levels(series: Floats, least: int) -> Floats:
-    """Medians of the blocks of a series, or of fewer that have so many steps at least."""
-    pieces = len(series) // max(least, 1)
-    blocks = block_medians(series)
-    if pieces >= len(blocks):
-        return blocks
-    return np.array([median(piece) for piece in np.array_split(series, max(pieces, 1))])
 
 
 #: Segments of other ranks count as similar from this share of the delay on: the highest of a dozen draws is twice the

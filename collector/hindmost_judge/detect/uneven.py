@@ -132,7 +132,9 @@ def in_full(blocks: Blocks, settings: Settings) -> Blocks:
     more = more_work(work)
     if _swing(more, counted=counted) < settings.min_uneven or _is_ones_own(more):
         return blocks
-    due = hidden_delay.work_delay_of(blocks, more, typical_work(work), settings)
+    known = work[work > 0]
+    typical = median(work, axis=0) / median(known) - 1 if len(known) else np.zeros(work.shape[1])
+    due = hidden_delay.work_delay_of(blocks, more, or_zero(typical), settings)
     return hidden_delay.with_work_delay(blocks, replace(due, counted=counted) if due is not None else None)
 
 
@@ -239,13 +241,6 @@ def _more(work: Floats, cohort: Ints | None) -> Floats:
     usual = median(known) if len(known) else np.nan
     beyond = work - peers_median(work) if cohort is None else beyond_peers(work, cohort)
     return np.asarray(or_zero(beyond / usual))
-
-
-def typical_work(work: Floats) -> Floats:
-    """[S] by what share of a usual step's work the typical rank has more in each."""
-    known = work[work > 0]
-    typical = median(work, axis=0) / median(known) - 1 if len(known) else np.zeros(work.shape[1])
-    return or_zero(typical)
 
 
 def _expected(blocks: Blocks, more: Floats, of: Floats | None = None) -> Floats:

@@ -8,7 +8,7 @@ without an edge that others lead to hold the job. A closed chain of waits is a d
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
@@ -107,15 +107,11 @@ def _back_to(start: int, targets: Mapping[int, Collection[int]]) -> tuple[int, .
         node = queue.popleft()
         for target in sorted(targets.get(node, ())):
             if target == start:
-                return tuple(reversed([*_path(node, start, previous)]))
+                chain = [node]
+                while chain[-1] != start:
+                    chain.append(previous[chain[-1]])
+                return tuple(reversed(chain))
             if target not in previous:
                 previous[target] = node
                 queue.append(target)
     return ()
-
-
-def _path(node: int, start: int, previous: Mapping[int, int]) -> Iterator[int]:
-    while node != start:
-        yield node
-        node = previous[node]
-    yield start

@@ -271,16 +271,11 @@ def _loads(blocks: Blocks, run: Run, turn: int) -> tuple[Floats, Floats, int | N
     since = ready[:, :turn] - times["start_ns"][:, :1]  # workers start all at once, with the first step
     started = np.maximum(median(since[:, 0] - turn * median(loads, axis=1)), 0.0)
     loads[:, :turn] = np.where(waits[:, :turn], (since - started) / turn, np.nan)
-    workers, alone = blocks.gauge("children"), _alone(loads)
+    rows = np.flatnonzero(~np.isnan(loads).all(axis=1))
+    workers, alone = blocks.gauge("children"), int(rows[0]) if len(rows) == 1 else None
     seen = alone is None or (workers is not None and workers[alone] >= _SEEN)
     known = seen and not np.isnan(loads).all()
     return (loads, loads[:, np.searchsorted(numbers, blocks.steps)], alone) if known else None
-
-
-def _alone(loads: Floats) -> int | None:
-    """The only row of [R, N] of which anything is known; ``None`` where there are none or several."""
-    rows = np.flatnonzero(~np.isnan(loads).all(axis=1))
-    return int(rows[0]) if len(rows) == 1 else None
 
 
 def length(blocks: Blocks) -> int:

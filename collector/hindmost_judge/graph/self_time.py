@@ -77,7 +77,7 @@ def paced_by_hosts(timeline: Timeline, lanes: Lanes) -> bool:
 
 def build_lanes(timeline: Timeline) -> Lanes:
     """The lanes of a job: self time of hosts as likely and within bounds, that of GPUs at most."""
-    usual, ahead = _usual(timeline.spent), _is_ahead(timeline)
+    usual, ahead = or_zero(median(timeline.spent, axis=-1))[..., None], _is_ahead(timeline)
     spent = np.where(np.isnan(timeline.spent), usual, timeline.spent)
     wait, ends = _find_wait(timeline)
     host = np.where(ahead & (spent > usual + _LONG * _typical_step(timeline)), usual, spent)
@@ -376,11 +376,6 @@ def _fastest(spent: Floats) -> Floats:
     """
     fastest = np.sort(spent, axis=1)[:, :_MIN_STEPS]  # NaN comes last
     return np.stack([quantile(spent, _FASTEST), np.median(fastest, axis=1)])
-
-
-def _usual(spent: Floats) -> Floats:
-    """[P, R, 1] median over the known steps [P, R, S] of each phase and rank; 0 where none is known."""
-    return or_zero(median(spent, axis=-1))[..., None]
 
 
 def _spread(values: Floats) -> float:

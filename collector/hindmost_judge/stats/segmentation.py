@@ -31,15 +31,10 @@ _GAIN = 20.0
 
 def clipped(series: Floats) -> Floats:
     """The series [S] without stalls: no step is farther from the steps around than a few standard deviations."""
-    around = _around(series)
+    padded = np.pad(series, _NEIGHBOURS // 2, mode="edge")  # where a level changes, so does the median around
+    around = np.median(np.lib.stride_tricks.sliding_window_view(padded, _NEIGHBOURS), axis=1)
     scale = MAD_TO_SIGMA * float(np.median(np.abs(series - around)))
     return np.asarray(np.clip(series, around - _MAX_DEVIATIONS * scale, around + _MAX_DEVIATIONS * scale))
-
-
-def _around(series: Floats) -> Floats:
-    """[S] median of the steps around each: where a level changes, so does that."""
-    padded = np.pad(series, _NEIGHBOURS // 2, mode="edge")
-    return np.asarray(np.median(np.lib.stride_tricks.sliding_window_view(padded, _NEIGHBOURS), axis=1))
 
 
 def noise(series: Floats, *, drifts: bool = True) -> float:

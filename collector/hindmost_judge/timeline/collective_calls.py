@@ -101,51 +101,19 @@ def with_their_waits(table: Table, waits: Array, meets: Array) -> tuple[Table, A
     found["start_ns"][start[::-1]] = table["start_ns"][waited[::-1]]
     found["flags"][start] &= ~NONBLOCKING
     left[waited] = False
-    found = _with_time_before(found, table, meets, left)
     return chosen(found, left), left
 
 
 def _of_waits(table: Table, started: Ints, waited: Ints) -> tuple[Ints, Ints]:
     """``(row of the start that each wait is for, -1 for none; which collective each start, then wait, is of)``."""
     both = np.concatenate([started, waited])
-    instance = _instance(table, both)
+    comm, _ = factorize(table["comm"][both])
+    instance = factorize((comm.astype(np.int64) << 36) + table["seq"][both].astype(np.int64))[0].astype(np.int64)
     rank = table["rank"][both].astype(np.int64)
     key, keys = factorize(instance * (int(rank.max()) + 1) + rank)
     found = np.full(len(keys), -1, np.int64)
     found[key[: len(started)]] = started
     return np.asarray(found[key[len(started) :]], np.int64), instance
-
-
-def _instance(table: Table, held: Ints) -> Ints:
-    """Which collective each of these rows is of: a number for each communicator and sequence."""
-    comm, _ = factorize(table["comm"][held])
-    return np.asarray(factorize((comm.astype(np.int64) << 36) + table["seq"][held].astype(np.int64))[0], np.int64)
-
-
-def _with_time_before(table: Table, before: Table, meets: Array, left: Array) -> Table:
-    """The table with measurements before each start counted to the rank's next call that meets the others.
-
-    Collectives that all ranks wait for one after another become one; ``left`` [N] loses the others' rows. ``before``
-    is the table as it was: there a start stands at its own moment.
-    """
-    targets = np.flatnonzero(meets & ((table["flags"] & (NONBLOCKING | ERROR)) == 0))
-    sources = np.union1d(np.flatnonzero((before["flags"] & NONBLOCKING) != 0), targets)
-    both = np.concatenate([sources, targets])
-    moment = np.concatenate([before["start_ns"][sources], table["start_ns"][targets]])
-    meeting = np.arange(len(both)) >= len(sources)
-    order = np.lexsort((meeting, moment, table["rank"][both]))
-    both, meeting = both[order], meeting[order]
-    interval: Ints = np.cumsum(meeting) - meeting  # what follows the last call of a rank is cut off
-    targets = both[meeting]
-    interval[table["rank"][both] != table["rank"][targets[np.minimum(interval, len(targets) - 1)]]] = len(targets)
-    sources, interval = both[~meeting], interval[~meeting]
-    starting = np.bincount(interval, minlength=len(targets) + 1)[:-1] > 0
-    instance = _instance(table, targets)
-    kept = np.isin(instance, instance[starting])
-    into = targets[np.maximum.accumulate(np.where(kept, np.arange(len(targets)), 0))]
-    np.add.at(table["duration_ns"], into[~kept], table["duration_ns"][targets[~kept]])
-    left[targets[~kept]] = False
-    return table | {name: sums(before, name, sources, interval, targets) for name in OWN}
 
 
 def with_before(table: Table, stays: Array, columns: Sequence[str]) -> Table:

@@ -304,7 +304,8 @@ def self_time(grid: Grid, overlapping: Array | None = None) -> Floats:
     end = np.where(skipped, np.nan, grid.start + grid.duration)
     between = np.full_like(grid.start, np.nan)
     if grid.columns > 1:
-        previous = _last_known(end)[:, :-1]
+        index = np.where(np.isnan(end), 0, np.arange(end.shape[1]))  # no member of a column's group: it skips that
+        previous = np.take_along_axis(end, np.maximum.accumulate(index, axis=1), axis=1)[:, :-1]
         between[:, 1:] = np.maximum(grid.start[:, 1:] - previous - grid.peer_wait[:, 1:], 0.0)
     between[_queued(grid, skipped)] = np.nan
     return np.where(skipped, np.nan, np.where(np.isnan(grid.self_time), between, grid.self_time))
@@ -365,15 +366,6 @@ def traded(waited: Floats, followed: Floats) -> float:
     limit = 3 * float(median(np.abs(waited)))
     x, y = or_zero(np.clip(waited, -limit, limit)), or_zero(np.clip(followed, -limit, limit))
     return float(-np.sum(x * y) / np.sum(x * x)) if x.any() else float("nan")
-
-
-def _last_known(block: Floats) -> Floats:
-    """[R, K] each row's latest value that is not NaN: a rank that is no member of a column's group skips it."""
-    if not np.isnan(block).any():
-        return block
-    index = np.where(np.isnan(block), 0, np.arange(block.shape[1]))
-    np.maximum.accumulate(index, axis=1, out=index)
-    return np.take_along_axis(block, index, axis=1)
 
 
 def shortest(grid: Grid) -> Floats:

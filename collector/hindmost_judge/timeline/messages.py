@@ -89,7 +89,7 @@ def schedule_of(run: Run, grid: Grid, starts: Ints, overlapping: Array, before: 
     sent = transfers(run, grid.ranks)
     if sent is None or np.isnan(grid.start).all():
         return None
-    ends = _ends(grid, starts, before)
+    ends = np.concatenate([before[:, None], np.fmax.reduceat(grid.start + grid.duration, starts, axis=1)], axis=1)
     of_columns, of_transfers = _of_columns(grid, starts, overlapping), _of_transfers(sent, ends)
     found = {name: np.concatenate([column, of_transfers[name]]) for name, column in of_columns.items()}
     return _in_order(run, found, ends, found["start"], int(grid.group.max()))
@@ -196,13 +196,6 @@ def job_ranks(run: Run, comm: Array, peer: Array) -> Ints:
     return found
 
 
-def _ends(grid: Grid, starts: Ints, before: Floats) -> Floats:
-    """[R, S + 1] when each rank's step before the first ended, and every step's last collective."""
-    end = grid.start + grid.duration
-    of_step = np.fmax.reduceat(end, starts, axis=1)
-    return np.concatenate([before[:, None], of_step], axis=1)
-
-
 def _of_columns(grid: Grid, starts: Ints, overlapping: Array) -> Table:
     row, column = np.nonzero(~np.isnan(grid.start))
     comm_class = grid.comm_class[column]
@@ -241,7 +234,8 @@ def _alike(found: Table, ends: Floats, groups: int) -> Schedule | None:
     place = encoding.ordinals(cell)
     word = (found["kind"] + 1) * (ranks + groups + 2) + found["whom"]
     shape = (_digest(cell, place, word, ranks * steps) + 1e9 * count).reshape(ranks, steps)
-    usual = np.array([_commonest(row) for row in shape])
+    counted = [np.unique(row, return_counts=True) for row in shape]
+    usual = np.array([names[int(np.argmax(often))] for names, often in counted])
     good = (shape == usual[:, None]).all(axis=0)
     if good.mean() < _ALIKE or len(cell) > _MOST:
         return None
@@ -267,11 +261,6 @@ def _digest(cell: Ints, place: Ints, word: Ints, count: int) -> Array:
     """[count] what the words [N] of each cell are, and in which place each is, in one number: alike where they are."""
     factor = np.random.default_rng(7).integers(1, 2**31, int(place.max()) + 1)
     return np.bincount(cell, weights=(word * factor[place]) % 1_000_003, minlength=count)
-
-
-def _commonest(values: Array) -> float:
-    names, counts = np.unique(values, return_counts=True)
-    return float(names[int(np.argmax(counts))])
 
 
 #: What calls do: a message to or from another rank, all to a root, a root to all, all to all.

@@ -10,7 +10,6 @@ next, against the usual time there, shows it as far as the others waited meanwhi
 
 from __future__ import annotations
 
-import itertools
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -43,9 +42,7 @@ def is_overlapped(joined: Grid, self_time: Floats, step_of: Ints, starts: Ints, 
         held = position == place
         late[:, held] = _without(_changes(late[:, held]), _changes(more[:, held]))
         late[:, held] -= median(late[:, held], axis=0)  # whom all are compared with had more to do, or less
-    if _carried(late, self_time, position, starts) or _queue_where_one_computes(self_time, position, starts):
-        return True
-    if _computed_meanwhile(joined, position, more):
+    if _carried(late, self_time, position, starts) or _computed_meanwhile(joined, position, more):
         return True
     pair = np.flatnonzero(np.diff(step_of) == 0)
     now, then = or_zero(late[:, pair]), or_zero(late[:, pair + 1])
@@ -106,33 +103,6 @@ def _carried(late: Floats, self_time: Floats, position: Ints, starts: Ints) -> b
 
 #: A gap between two collectives is computing from this many times the gap of a queue on.
 _COMPUTES = 5.0
-#: At one place a rank may do what no other does, such as logging; at this many places it is the job's computing.
-_SEVERAL = 3
-#: Consecutive steps that show it.
-_ON_END = 20
-
-
-def _queue_where_one_computes(self_time: Floats, position: Ints, starts: Ints) -> bool:
-    """Whether at several places of a step most ranks' collectives follow one another while some rank computes there.
-
-    For some consecutive steps: the latest rank may change. Computing that is due between two collectives is due on
-    all ranks: a rank without any there overlaps it with them.
-    """
-    firsts = starts[::_ON_END][: max(len(starts) // _ON_END, 1)]  # the few that are left belong to those before
-    bounds = np.append(firsts, len(position)).tolist()
-    return any(_in_these(self_time[:, one:end], position[one:end]) for one, end in itertools.pairwise(bounds))
-
-
-def _in_these(self_time: Floats, position: Ints) -> bool:
-    places = np.unique(position)[1:]
-    if not len(places):
-        return False
-    each = np.stack([median(self_time[:, position == place], axis=1) for place in places], axis=1)
-    queue = median(each, axis=0) <= QUEUED_NS
-    computes = np.fmax.reduce(each, axis=0) > _COMPUTES * QUEUED_NS
-    return bool(np.sum(queue & computes) >= _SEVERAL)
-
-
 #: Of the extra wait at a place, this share must be missing from the computing after it: 0.27 to 0.97 in 17 recordings
 #: of FSDP on H200s. Where collectives block it is 0.08 at most, and 0.22 where sequences are gathered for a layer.
 _MEANWHILE = 0.25

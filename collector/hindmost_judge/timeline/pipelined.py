@@ -59,7 +59,11 @@ def of_transfers(found: Blocks, run: Run) -> Blocks:
     built = replace(staged.pipeline, delay=late, least=staged.pipeline.work - late)
     delay = np.zeros(staged.self_time.shape)
     np.add.at(delay, (order.row[:, None], order.steps[None, :]), late)
-    return by(replace(staged, delay=delay, wait=_received(order, staged)), built)
+    wait = np.zeros(delay.shape)  # in receives
+    took = np.where((order.kind == RECEIVE)[:, None], order.end - order.start, 0.0)
+    np.add.at(wait, (order.row[:, None], order.steps[None, :]), took)
+    wait[:, np.setdiff1d(np.arange(len(found.steps)), order.steps)] = np.nan  # steps left out
+    return by(replace(staged, delay=delay, wait=wait), built)
 
 
 #: Phases of the host before it launches: they are alike whatever layers a stage holds.
@@ -78,15 +82,6 @@ def _late_by_hosts(found: Blocks, built: PipelineGraph) -> Floats:
     late, first = np.zeros_like(built.work), np.flatnonzero(built.place == 0)
     late[first] = shown[built.row[first][:, None], built.steps[None, :]]
     return late
-
-
-def _received(order: Schedule, found: Blocks) -> Floats:
-    """[R, S] ns that each rank spent in receives; NaN in steps left out."""
-    wait = np.zeros(found.self_time.shape)
-    took = np.where((order.kind == RECEIVE)[:, None], order.end - order.start, 0.0)
-    np.add.at(wait, (order.row[:, None], order.steps[None, :]), took)
-    wait[:, np.setdiff1d(np.arange(len(found.steps)), order.steps)] = np.nan
-    return wait
 
 
 def by(found: Blocks, built: PipelineGraph) -> Blocks:

@@ -235,20 +235,14 @@ def _of(borders: Ints, table: Table) -> Ints:
 
 def _cut(run: Run, start: _Start, borders: Ints, chosen: int) -> Run:
     """Only what is of this start."""
-    ranks = _last_of_each(start.ranks)
+    last = {rank: at for at, rank in enumerate(start.ranks["rank"].tolist())}  # each one's last statement
+    ranks = {name: column[[last[rank] for rank in sorted(last)]] for name, column in start.ranks.items()}
     kept = _chosen(run, _TIMED, lambda table: np.asarray(_of(borders, table) == chosen))
     kept |= _chosen(run, _SEEN_LAST, lambda table: np.isin(table["rank"], ranks["rank"]))
     gone = np.setdiff1d(run.collectives["comm"], kept["collectives"]["comm"])
     kept["communicators"] = encoding.chosen(run.communicators, np.asarray(~np.isin(run.communicators["comm"], gone)))
     job = replace(run.job, world_size=start.size, nodes=len(np.unique(ranks["node"])) or None)
     return replace(run, job=job, ranks=ranks, **kept)
-
-
-def _last_of_each(ranks: Table) -> Table:
-    """The last statement of each rank, by number."""
-    last = {rank: at for at, rank in enumerate(ranks["rank"].tolist())}
-    at = [last[rank] for rank in sorted(last)]
-    return {name: column[at] for name, column in ranks.items()}
 
 
 def _note(incarnations: Sequence[Incarnation]) -> str:

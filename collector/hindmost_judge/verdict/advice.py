@@ -130,7 +130,9 @@ def on(found: Verdict, run: Run) -> Verdict:
         return found
     where = place(run, found.ranks)
     do = [of_cause(cause, where) for cause in found.causes or (found.cause or "unknown",)]
-    if found.cause == "unknown" and found.partial == "blocked" and _may_load_unmarked(run):
+    marked = bool((run.steps["input_ns"] >= 0).any() or (run.intervals["name"] == "input").any())
+    loads = run.job.source == Job.source and in_python(run) and not marked  # perhaps, by a loader of its own
+    if found.cause == "unknown" and found.partial == "blocked" and loads:
         do.append(_MARK_INPUT)
     return replace(found, advice=tuple(do))
 
@@ -147,12 +149,6 @@ def by_torch(run: Run) -> bool:
 
 #: How a job's own loader says when it loads: reports call that waiting for input.
 _MARK_INPUT = 'if that is loading input, mark it: `import hindmost` and `with hindmost.phase("input"):` around it'
-
-
-def _may_load_unmarked(run: Run) -> bool:
-    """Whether ranks are Python processes, none of which marked input: they may have a loader of their own."""
-    marked = bool((run.steps["input_ns"] >= 0).any() or (run.intervals["name"] == "input").any())
-    return run.job.source == Job.source and in_python(run) and not marked
 
 
 def of_cause(cause: str, at: Place) -> str:

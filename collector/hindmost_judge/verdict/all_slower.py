@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from hindmost_judge.blocks import Blocks
     from hindmost_judge.settings import Settings
-    from hindmost_judge.types import Floats, Ints
+    from hindmost_judge.types import Floats
 
 #: A change of less of a step is within what clocks and temperature do to any job.
 _STEPS_LONGER = 0.05
@@ -63,13 +63,18 @@ def find_slowed(blocks: Blocks, found: Sequence[Verdict]) -> Slowed | None:
     phases = {name: _grew(block, span) for name, block in blocks.parts.items() if name.startswith("gpu_")}
     if not phases or not max(phases.values()) >= _PART * (now - was):
         phases = {name: _grew(block, span) for name, block in blocks.parts.items()}
+    more = None
+    if blocks.work is not None:
+        less, work = _levels(median(blocks.work, axis=0), span)
+        share = work / less - 1 if less > 0 else float("nan")
+        more = share if share >= _BY_WORK * (now / was - 1) else None  # makes steps about as much longer
     return Slowed(
         since_step=int(blocks.steps[first]),
         until_step=until(blocks, stop),
         step_ms=now / 1e6,
         was_ms=was / 1e6,
         phases_ms={name: grew / 1e6 for name, grew in phases.items() if grew >= _PART * (now - was)},
-        more_work=_more_work(blocks, span, now / was - 1),
+        more_work=more,
     )
 
 
@@ -132,14 +137,12 @@ def slowed_period(period: Floats) -> slice | None:
     stop = int(np.argmax(sums - least))
     span = slice(int(np.argmin(sums[: stop + 1])), stop)
     enough = min(span.start, span.stop - span.start) >= ENOUGH_STEPS
-    return span if enough and _apart_levels(period, span) and _sharp(period, span) else None
-
-
-def _apart_levels(period: Floats, span: slice) -> bool:
+    if not enough:
+        return None
     was, now = _levels(period, span)
     outside = np.delete(period, np.arange(len(period))[span])
-    shortest, longest = np.percentile(period[span], _OVERLAP), np.percentile(outside, 100 - _OVERLAP)
-    return bool(shortest > longest and now - was >= _STEPS_LONGER * was)
+    apart = np.percentile(period[span], _OVERLAP) > np.percentile(outside, 100 - _OVERLAP)
+    return span if apart and now - was >= _STEPS_LONGER * was and _sharp(period, span) else None
 
 
 def _sharp(period: Floats, span: slice) -> bool:
@@ -162,15 +165,6 @@ def _grew(block: Floats, span: slice) -> float:
     rest = np.delete(block, np.arange(block.shape[1])[span], axis=1)
     more = median(block[:, span], axis=1) - median(rest, axis=1)
     return float(np.nanmin(more)) if not np.isnan(more).all() else 0.0
-
-
-def _more_work(blocks: Blocks, span: slice, longer: float) -> float | None:
-    """By which share a step's work grew, where that makes the steps about as much longer."""
-    if blocks.work is None:
-        return None
-    was, now = _levels(median(blocks.work, axis=0), span)
-    more = now / was - 1 if was > 0 else float("nan")
-    return more if more >= _BY_WORK * longer else None
 
 
 #: Ranks ahead by less of a step are what healthy ranks differ by, with a batch or an optimizer's part a little smaller.
@@ -214,8 +208,6 @@ def find_majority(blocks: Blocks, settings: Settings) -> Majority | None:
     begun, ended = [slowdown.first for slowdown in slowdowns], [slowdown.stop for slowdown in slowdowns]
     if max(np.ptp(begun), np.ptp(ended)) > _TOGETHER:
         return None
-    if _wait_for_peers(blocks.group, [slowdown.row for slowdown in slowdowns]):
-        return None
     first, stop = int(np.median(begun)), int(np.median(ended))
     change = None
     by_ns = float(np.median([slowdown.delay for slowdown in slowdowns]))
@@ -225,15 +217,6 @@ def find_majority(blocks: Blocks, settings: Settings) -> Majority | None:
             return None  # steps as long as before: the few became faster
     ranks, ahead = (tuple(sorted(int(blocks.ranks[row]) for row in of)) for of in (rows, [h.row for h in slowdowns]))
     return Majority(first, stop, ranks, ahead, by_ns, float(median(blocks.period)), change)
-
-
-def _wait_for_peers(group: Ints, ahead: list[int]) -> bool:
-    """Whether those ahead are some of one group's members [R, C]: they may be held up by the rest of it elsewhere."""
-    for mine in group.T:
-        members = np.flatnonzero(mine == mine[ahead[0]])
-        if len(members) < len(mine) and np.isin(ahead, members).all() and len(members) > len(ahead):
-            return True
-    return False
 
 
 def majority_verdict(most: Majority, change: savings.StepTimeChange, alone: Verdict | None, blocks: Blocks) -> Verdict:

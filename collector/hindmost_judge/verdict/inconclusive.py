@@ -451,8 +451,12 @@ def without_lost_leads(found: list[Verdict], blocks: Blocks | None) -> list[Verd
     left."""
     if blocks is None or blocks.joined is None or not blocks.joined.gpu_time:
         return found
+    no_starts = bool(np.isnan(blocks.joined.start).all())
+    unsure = [] if blocks.unsure is None else blocks.ranks[blocks.unsure > 0].tolist()  # hosts that marked nothing
     late = [
-        verdict for verdict in found if verdict.ranks and verdict.kind in _LATE and _without_launches(verdict, blocks)
+        verdict
+        for verdict in found
+        if verdict.kind in _LATE and verdict.ranks and (no_starts or not set(verdict.ranks).isdisjoint(unsure))
     ]
     throughout = _throughout(late, blocks)
     kept = [one for one in late if not _may_be_a_lead(one, late, blocks, throughout)]
@@ -460,14 +464,6 @@ def without_lost_leads(found: list[Verdict], blocks: Blocks | None) -> list[Verd
         return found
     left = [verdict for verdict in found if verdict not in late or verdict in kept]
     return left or [_late_in_turn(late)]
-
-
-def _without_launches(one: Verdict, blocks: Blocks) -> bool:
-    """Whether how long kernels took is all that was recorded, or a rank's GPU waited for a host that marked nothing."""
-    assert blocks.joined is not None  # noqa: S101 - without_doubtful() has looked
-    if np.isnan(blocks.joined.start).all():
-        return True
-    return blocks.unsure is not None and bool((blocks.unsure[np.isin(blocks.ranks, one.ranks)] > 0).any())
 
 
 def _throughout(late: Sequence[Verdict], blocks: Blocks) -> set[tuple[int, ...]]:

@@ -178,13 +178,16 @@ def _verdict(
     """
     one, cause = group.in_one(), group.cause
     saved = seen * stalls_beyond(rest, one.stalled, seen, cause.beyond)
-    if one.widespread and rest.overlapped:
-        saved = _as_steps_grew(rest, one.stalled, saved)
+    grew, total = savings.longer_when(rest, one.stalled), float(saved.sum())
+    if one.widespread and rest.overlapped and grew is not None and total > 0:
+        saved = saved * max(grew[0] * len(one.stalled) / total, 1.0)  # during backward most of the delay does not show
     shown, worth = (max(float(each.mean()), float(in_all.mean())) for each in (seen, saved))
     without_owner = settings.min_share_of_waste * (shown + imbalance_cost(as_seen(rest)))
     if worth < settings.min_effect * average(rest.period) or shown < without_owner:
         return None
-    span = np.arange(_began(one.stalled), len(rest.steps))
+    first = int(one.stalled[0])
+    # From the start, unless that is longer ago than any two stalls.
+    span = np.arange(0 if first <= int(np.diff(one.stalled).max(initial=0)) else first, len(rest.steps))
     gain = float(saved[span].mean())
     if cause.cause == "input":  # workers of those that wait catch up meanwhile: their full queues hide what they need
         change = savings.observed_change(rest, slice(int(span[0]), len(rest.steps)), longest=np.inf)
@@ -207,17 +210,3 @@ def _verdict(
         ),
         causes=(ON_HOST,) if rest.lanes is not None and cause.cause == "compute" else (),
     )
-
-
-def _as_steps_grew(blocks: Blocks, stalled: Ints, saved: Floats) -> Floats:
-    """[S] ns saved, as much as stalled steps are longer: during backward, most of the ranks' delay does not show."""
-    grew, total = savings.longer_when(blocks, stalled), float(saved.sum())
-    if grew is None or total <= 0:
-        return saved
-    return saved * max(grew[0] * len(stalled) / total, 1.0)
-
-
-def _began(stalled: Ints) -> int:
-    """Index from which on a rank stalls now and then: the start, unless that is longer ago than any two stalls."""
-    first = int(stalled[0])
-    return 0 if first <= int(np.diff(stalled).max(initial=0)) else first

@@ -64,10 +64,21 @@ def with_missing_ranks(found: list[Verdict], run: Run, blocks: Blocks | None) ->
     if missing is None or any(verdict.kind in STOPS for verdict in found):
         return found
     if not missing.ranks and missing.judged < 1.0:
-        return [_of_part(verdict, missing) for verdict in found]
+        cut = f"some files are cut: only {percent(missing.judged)} of the job is in all files; no rank is late there"
+        whole = "give the whole files of all ranks"
+        short = missing.judged < _NEARLY_ALL
+        return [
+            insufficient(cut, *one.evidence, advice=whole) if short and one.kind == "balanced" else one for one in found
+        ]
     waited = missing.together is not None and missing.together >= _TOGETHER
     if missing.by_steps:
-        return [_with(verdict, missing) for verdict in found] if waited else found
+        advice = (_complete_files(missing),)
+        return [
+            replace(one, kind="insufficient_data", evidence=(*one.evidence, _awaited(missing)), advice=advice)
+            if waited and one.kind == "balanced"
+            else one
+            for one in found
+        ]
     kept = [verdict for verdict in found if verdict.kind in _OF_SOME and not (missing.apart and verdict.ranks)]
     named = any(one.ranks for one in kept)
     already = [verdict for verdict in found if verdict.kind == "insufficient_data"]
@@ -99,7 +110,11 @@ def _ours(found: list[Verdict], run: Run, blocks: Blocks | None) -> list[Verdict
     doubted = [verdict for verdict in found if missing.doubts(verdict)]
     kept = [verdict for verdict in found if verdict not in doubted]
     if doubted and not kept:
-        return [_doubted_verdict(missing, doubted)]
+        late = sorted({rank for verdict in doubted for rank in verdict.ranks})
+        seem = f"{names(late)} {'looks' if len(late) == 1 else 'look'} late" if late else "transfers look slow"
+        doubt = f"{seem}, and may have waited for {_them(missing.ranks)}"
+        advice = _doctor_remedy(missing)
+        return [replace(insufficient(without_collectives(missing), doubt, advice=advice), cause="unknown")]
     seen = rows(run.ranks) - int(np.isin(run.ranks["rank"], missing.ranks).sum())
     return [_of_those_seen(one, missing, seen) for one in kept]
 
@@ -116,23 +131,6 @@ def _of_those_seen(one: Verdict, missing: Absent, seen: int) -> Verdict:
     late = f"no rank of the {seen} recorded is late, but they may wait for {whom}: {others} not recorded{who}"
     remedy = _doctor_remedy(missing)
     return replace(one, kind="insufficient_data", evidence=(late, *one.evidence), advice=(remedy,))
-
-
-def _with(one: Verdict, missing: Unrecorded) -> Verdict:
-    """A balanced job whose ranks wait together all the same."""
-    if one.kind != "balanced":
-        return one
-    return replace(
-        one, kind="insufficient_data", evidence=(*one.evidence, _awaited(missing)), advice=(_complete_files(missing),)
-    )
-
-
-def _of_part(one: Verdict, missing: Unrecorded) -> Verdict:
-    """A part of a job clears no rank of what happened in the rest."""
-    if one.kind != "balanced" or missing.judged >= _NEARLY_ALL:
-        return one
-    cut = f"some files are cut: only {percent(missing.judged)} of the job is in all files; no rank is late there"
-    return insufficient(cut, *one.evidence, advice="give the whole files of all ranks")
 
 
 def _are_missing(missing: Unrecorded) -> str:
@@ -235,14 +233,6 @@ def _members_seen(run: Run) -> dict[int, set[int]]:
     for place, rank in zip((pairs >> 32).tolist(), (pairs & 0xFFFFFFFF).tolist(), strict=True):
         met.setdefault(int(comms[place]), set()).add(rank)
     return met
-
-
-def _doubted_verdict(absent: Absent, doubted: list[Verdict]) -> Verdict:
-    """Inconclusive: the rank that seems to hold the job back may wait for a missing one."""
-    late = sorted({rank for verdict in doubted for rank in verdict.ranks})
-    seem = f"{names(late)} {'looks' if len(late) == 1 else 'look'} late" if late else "transfers look slow"
-    doubt = f"{seem}, and may have waited for {_them(absent.ranks)}"
-    return replace(insufficient(without_collectives(absent), doubt, advice=_doctor_remedy(absent)), cause="unknown")
 
 
 def without_collectives(absent: Absent) -> str:

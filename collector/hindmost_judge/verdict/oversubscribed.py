@@ -141,7 +141,10 @@ def on_shared_cpus(
         come_late = {rank for verdict in late for rank in verdict.ranks}
         asking = [one for one in asking if come_late.issuperset(one.ranks)]
     slept, hidden = _verdicts_on_sleep(blocks, late, shared.cpus / shared.ranks, settings)
-    asking = [one for one in asking if not _rather_slept(one, slept)]
+    longest = {rank: each.ns for each in slept for rank in each.verdict.ranks}
+    asking = [  # not those that were each off the CPU without queueing for longer
+        one for one in asking if any((one.cost_ms_per_step or 0.0) * 1e6 > longest.get(rank, 0.0) for rank in one.ranks)
+    ]
     by_sleep = [one.verdict for one in slept if not _in(asking, one.verdict.ranks)]
     found = [_at_most(one, blocks, shared) for one in [*asking, *by_sleep]]
     sentence = str(shared)
@@ -163,12 +166,6 @@ def other_stalls(found: list[Verdict], stalls: list[Stalls], blocks: Blocks, set
 def _in(verdicts: list[Verdict], ranks: tuple[int, ...]) -> bool:
     """Whether these name any of the ranks."""
     return any(not set(verdict.ranks).isdisjoint(ranks) for verdict in verdicts)
-
-
-def _rather_slept(one: Verdict, slept: list[_Slept]) -> bool:
-    """Whether each of these ranks, which need more CPU time, was off the CPU without queueing for longer than that."""
-    longest = {rank: each.ns for each in slept for rank in each.verdict.ranks}
-    return all((one.cost_ms_per_step or 0.0) * 1e6 <= longest.get(rank, 0.0) for rank in one.ranks)
 
 
 def _in_the_queue(one: Stalls, found: list[Verdict], blocks: Blocks) -> bool:
@@ -401,6 +398,7 @@ def _at_a_cost(found: list[_Slept], off: Blocks, blocks: Blocks, settings: Setti
         if cost < settings.min_effect * average(blocks.period[span]):
             notes.append(f"{names(one.verdict.ranks)} slept {ms(each)} per step while others waited for a CPU: no cost")
             continue
+        why = f"{ms(cost)} of these {ms(each)} per step cost time: in the rest other ranks are no earlier"
         costly = replace(
             one.verdict,
             cost_ms_per_step=cost / 1e6,
@@ -408,7 +406,7 @@ def _at_a_cost(found: list[_Slept], off: Blocks, blocks: Blocks, settings: Setti
             confidence=min(one.verdict.confidence or 0.0, _how_sure(saved, one, off, blocks, settings)),
             shown_ms=None,
             given=tuple(sorted(rank for each in others for rank in each.verdict.ranks)) if conditional else (),
-            evidence=(*one.verdict.evidence, *_meanwhile(each, cost)),
+            evidence=(*one.verdict.evidence, *([why] if each >= _QUEUED_MEANWHILE * cost else [])),
         )
         kept.append(replace(one, verdict=costly))
     return kept, notes
@@ -433,10 +431,3 @@ def _saved_awake(blocks: Blocks, off: Blocks, slept: Sequence[tuple[Sequence[int
         held = np.ix_(np.array(rows), columns)
         fixed[held] -= np.maximum(or_zero(off.delay[held]), 0.0)
     return np.asarray(late.max(axis=0) - fixed.max(axis=0))
-
-
-def _meanwhile(slept: float, cost: float) -> list[str]:
-    """Why a rank that sleeps for so many ns a step costs fewer."""
-    if slept < _QUEUED_MEANWHILE * cost:
-        return []
-    return [f"{ms(cost)} of these {ms(slept)} per step cost time: in the rest other ranks are no earlier"]

@@ -38,7 +38,12 @@ def of_slowdowns(
     same_work = same_work or blocks
     slowdowns = why_late.split_by_cause(slowdowns, blocks, settings)
     blocks = replace(blocks, equalised=hidden_delay.same_work_intervals(same_work, slowdowns))
-    kept, notes = _that_count(_upstream(slowdowns, blocks), hidden_delay.as_seen(blocks), settings)
+    late = slowdowns
+    if blocks.joined is not None and blocks.group.shape[1] > 1 and len(late) > 1:
+        delay = [slowdown.delay for slowdown in late]
+        waiting = cohorts.waits_inside(blocks.joined, blocks.starts, [slowdown.row for slowdown in late], delay)
+        late = [slowdown for slowdown in late if slowdown.row not in waiting]
+    kept, notes = _that_count(late, hidden_delay.as_seen(blocks), settings)
     explained = [(slowdown, why_late.cause_of(blocks, slowdown, settings)) for slowdown in kept]
     explained = [(loading.with_stalls(blocks, slowdown, cause, settings), cause) for slowdown, cause in explained]
     whole = dict(zip(kept, (slowdown for slowdown, _ in explained), strict=True))
@@ -113,15 +118,6 @@ def _replay(
 
 def _slowdowns(group: list[tuple[Slowdown, Cause]]) -> list[Slowdown]:
     return [slowdown for slowdown, _ in group]
-
-
-def _upstream(slowdowns: list[Slowdown], blocks: Blocks) -> list[Slowdown]:
-    """Leave out who is late only because it waits, in a group, for another of these."""
-    if blocks.joined is None or blocks.group.shape[1] < 2 or len(slowdowns) < 2:
-        return slowdowns
-    rows, delay = [slowdown.row for slowdown in slowdowns], [slowdown.delay for slowdown in slowdowns]
-    waiting = cohorts.waits_inside(blocks.joined, blocks.starts, rows, delay)
-    return [slowdown for slowdown in slowdowns if slowdown.row not in waiting]
 
 
 def _that_count(slowdowns: list[Slowdown], blocks: Blocks, settings: Settings) -> tuple[list[Slowdown], list[str]]:

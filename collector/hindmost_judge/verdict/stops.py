@@ -74,6 +74,9 @@ def of_mismatch(found: Mismatch | None, run: Run) -> list[Verdict]:
     if found is None:
         return []
     started = run.steps["step"][run.steps["start_ns"] <= found.start_ns]
+    others = "the others" if found.named else names(found.others)
+    ran = f"{names(found.ranks)} ran {found.ran} as operation {found.seq}, {others} {found.op}"
+    often = "once" if found.places == 1 else f"at {found.places} places since then"
     return [
         Verdict(
             kind="desync",
@@ -82,7 +85,10 @@ def of_mismatch(found: Mismatch | None, run: Run) -> list[Verdict]:
             cause="unknown",
             since_step=int(started.max()) if len(started) else None,
             confidence=0.9,
-            evidence=tuple(_mismatch_evidence(found)),
+            evidence=(
+                f"{ran}: results are wrong",
+                f"ranks differ {often}, in communicator {found.comm:#x}; the job went on",
+            ),
             advice=(_branch_of(found.named),),
         )
     ]
@@ -105,9 +111,16 @@ def lost_contact(run: Run, step_ns: float, settings: Settings) -> tuple[list[Ver
     if quiet_ns is None or quiet_ns < settings.hang_timeout_ns(step_ns):
         return [], []
     quiet = f"no operation ended in the last {quiet_ns / 1e9:.1f} s of the recording, while GPUs were busy"
-    stood = _places_of_ranks(run)
+    at: dict[str, list[int]] = {}
+    for rank, text in sorted(_stacks_of(run).items()):
+        at.setdefault(_source_line(text), []).append(rank)
+    stood = sorted(at.items(), key=lambda one: -len(one[1]))
     if not stood:
         return [], [f"{quiet}: dumps of py-spy or of PyTorch's Flight Recorder from then would show a hang"]
+    (_, most), (line, least) = stood[0], stood[-1]
+    advice = "find the line that is no wait for others: the others wait for the ranks there"
+    if len(stood) == _TOGETHER and len(least) == 1 and len(most) >= _TOGETHER:
+        advice = f"find out what {names(least)} waits for at {line}: all others are at another line"
     steps = training(run.steps)
     verdict = Verdict(
         kind="hang",
@@ -119,7 +132,7 @@ def lost_contact(run: Run, step_ns: float, settings: Settings) -> tuple[list[Ver
             *(f"{names(ranks)} {'is' if len(ranks) == 1 else 'are'} at {line}" for line, ranks in stood[:_SHOWN]),
             "no readable dump shows the open operations: no rank is named",
         ),
-        advice=(_advice_on_lost_contact(stood),),
+        advice=(advice,),
     )
     return [verdict], []
 
@@ -141,21 +154,6 @@ def _quiet_ns(run: Run) -> float | None:
     since = [(one.times, one.values[one.times > last]) for one in Metrics.of(run).series(_BUSY_METRIC)]
     busy = [times for times, values in since if len(values) and float(np.mean(values >= _BUSY)) >= _BUSY]
     return float(max(int(times.max()) for times in busy) - last) if busy else None
-
-
-def _places_of_ranks(run: Run) -> list[tuple[str, list[int]]]:
-    """The lines at which ranks stand, and which do: those of most ranks first."""
-    at: dict[str, list[int]] = {}
-    for rank, text in sorted(_stacks_of(run).items()):
-        at.setdefault(_source_line(text), []).append(rank)
-    return sorted(at.items(), key=lambda one: -len(one[1]))
-
-
-def _advice_on_lost_contact(stood: list[tuple[str, list[int]]]) -> str:
-    (_, most), (line, least) = stood[0], stood[-1]
-    if len(stood) == _TOGETHER and len(least) == 1 and len(most) >= _TOGETHER:
-        return f"find out what {names(least)} waits for at {line}: all others are at another line"
-    return "find the line that is no wait for others: the others wait for the ranks there"
 
 
 #: Most stalls that are reported one by one; more of them are counted.
@@ -182,9 +180,15 @@ def find_ended_stalls(run: Run, blocks: Blocks | None, settings: Settings) -> tu
         rows(run.stacks) and rows(run.collectives)
     ):
         return (), []
-    moments = _moments(run)
+    tables = [one for one in (run.collectives, run.steps) if rows(one)]
+    ends = [table["start_ns"] + np.maximum(table["duration_ns"], 0) for table in tables]
+    moments = np.unique(np.concatenate([*(table["start_ns"] for table in tables), *ends]))  # anything began, or ended
     began = run.job.started_ns or int(moments[0])
-    first_step = _first_step(run, blocks)
+    first_step = float("-inf")  # what ranks wait before is set-up
+    if rows(run.steps):
+        first_step = float(run.steps["start_ns"].min())
+    elif blocks is not None and blocks.joined is not None and not blocks.joined.gpu_time:
+        first_step = float(np.nanmin(blocks.joined.start[:, 0]))
     found = [(gap, _stall(run, gap, began)) for gap in _gaps(run, moments, hang_timeout_ns)]
     start_up = [_stall_sentence(run, stall, gap, START_UP) for gap, stall in found if gap.until <= first_step]
     found = [one for one in found if one[0].until > first_step]
@@ -192,15 +196,6 @@ def find_ended_stalls(run: Run, blocks: Blocks | None, settings: Settings) -> tu
     more = len(found) - len(sentences)
     sentences += [f"{more} more stall{'s' if more > 1 else ''}"] if more else []
     return tuple(stall for _, stall in found), [*start_up, *sentences]
-
-
-def _first_step(run: Run, blocks: Blocks | None) -> float:
-    """When the first step began, ns: of unmarked steps the first that is judged. What ranks wait before is set-up."""
-    if rows(run.steps):
-        return float(run.steps["start_ns"].min())
-    if blocks is None or blocks.joined is None or blocks.joined.gpu_time:
-        return float("-inf")
-    return float(np.nanmin(blocks.joined.start[:, 0]))
 
 
 def with_ended_stalls(found: list[Verdict], stalls: Sequence[Stall], run: Run) -> list[Verdict]:
@@ -229,13 +224,6 @@ def _advice_on_stall(stall: Stall, run: Run) -> str:
     if stall.line is not None:
         return f"find out what {stall.line.replace(': ', ' waited for at ', 1)}"
     return f"find out what {names(stall.ranks)} did then" if stall.ranks else "check what all ranks share: the network"
-
-
-def _moments(run: Run) -> Ints:
-    """When anything began or ended, in order."""
-    tables = [one for one in (run.collectives, run.steps) if rows(one)]
-    ends = [table["start_ns"] + np.maximum(table["duration_ns"], 0) for table in tables]
-    return np.asarray(np.unique(np.concatenate([*(table["start_ns"] for table in tables), *ends])))
 
 
 def _gaps(run: Run, moments: Ints, hang_timeout_ns: float) -> list[_Gap]:
@@ -565,14 +553,6 @@ def _gone(stop: Hang, run: Run) -> dict[int, _Does]:
         for rank, life, when in zip(*columns, strict=True)
         if rank in stop.ranks and rank not in ended and life in _GONE and when < seen
     }
-
-
-def _mismatch_evidence(found: Mismatch) -> list[str]:
-    """Evidence for operations that differ between ranks though no rank hangs."""
-    others = "the others" if found.named else names(found.others)
-    ran = f"{names(found.ranks)} ran {found.ran} as operation {found.seq}, {others} {found.op}"
-    often = "once" if found.places == 1 else f"at {found.places} places since then"
-    return [f"{ran}: results are wrong", f"ranks differ {often}, in communicator {found.comm:#x}; the job went on"]
 
 
 def _standing(stack: str) -> _Does:

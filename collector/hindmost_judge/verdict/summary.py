@@ -39,13 +39,17 @@ def job(run: Run, blocks: Blocks | None) -> JobSummary:
     nodes = {*codes(run.ranks["node"])[1]} - {""}
     seconds = (about.ended_ns - about.started_ns) / 1e9 if about.ended_ns and about.started_ns else None
     ended, to_do = endings.of(run)
+    step_ms: dict[str, float | None] = {"p50": None, "p99": None, "mean": None}  # of the mean costs are shares
+    if blocks is not None and not np.isnan(blocks.period).all():
+        p50, p99 = np.nanpercentile(blocks.period, [50, 99]) / 1e6
+        step_ms = {"p50": float(p50), "p99": float(p99), "mean": average(blocks.period) / 1e6}
     return JobSummary(
         id=about.id,
         command=about.command,
         world_size=about.world_size or rows(run.ranks) or None,
         nodes=about.nodes or len(nodes) or None,
         steps=_steps(run, blocks),
-        step_ms=_step_ms(blocks),
+        step_ms=step_ms,
         duration_s=seconds,
         exit_code=about.exit_code,
         interrupted_by=about.interrupted_by,
@@ -67,14 +71,6 @@ def _steps(run: Run, blocks: Blocks | None) -> int | None:
     return len(blocks.steps) + blocks.warmup if run.counted is None else int(blocks.steps[-1]) + 1
 
 
-def _step_ms(blocks: Blocks | None) -> dict[str, float | None]:
-    """Median, 99th percentile, and the mean, of which costs are shares."""
-    if blocks is None or np.isnan(blocks.period).all():
-        return {"p50": None, "p99": None, "mean": None}
-    p50, p99 = np.nanpercentile(blocks.period, [50, 99]) / 1e6
-    return {"p50": float(p50), "p99": float(p99), "mean": average(blocks.period) / 1e6}
-
-
 def ranks(run: Run, blocks: Blocks | None) -> RankRows:
     """A row for every rank that was seen, in order."""
     judged = blocks.ranks if blocks is not None else np.empty(0, np.int64)
@@ -84,7 +80,12 @@ def ranks(run: Run, blocks: Blocks | None) -> RankRows:
     texts = {field: _texts(run, seen, column) for field, column in (("node", "node"), ("gpu", "gpu_uuid"))}
     if blocks is None:
         return RankRows(seen, texts, {}, {}, at)
-    figures = {name: _among(len(seen), at, values) for name, values in _figures(blocks).items()}
+    figures = _figures(blocks)
+    if len(at) < len(seen):
+        every = {name: np.full(len(seen), np.nan) for name in figures}
+        for name, values in figures.items():
+            every[name][at] = values
+        figures = every
     return RankRows(seen, texts, figures, _phases(run, blocks), at, _of_others(run, blocks, others))
 
 
@@ -97,15 +98,6 @@ def _texts(run: Run, seen: Ints, column: str) -> list[str | None]:
     found: list[str | None] = [None] * len(seen)
     for which, text in zip(there.tolist(), run.ranks[column][order[place[there]]].tolist(), strict=True):
         found[which] = str(text) or None
-    return found
-
-
-def _among(count: int, at: Ints, values: Floats) -> Floats:
-    """[N] these values at their places, NaN elsewhere."""
-    if len(values) == count:
-        return values
-    found = np.full(count, np.nan)
-    found[at] = values
     return found
 
 

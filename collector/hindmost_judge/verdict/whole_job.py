@@ -264,7 +264,9 @@ def step_limit(
     if "oversubscribed" in kinds:
         return StepLimit("cpu", kinds["oversubscribed"].evidence[0])
     queued = cpu_wait.queued_in_collectives(blocks) / average(blocks.period)
-    found = _of_queue(blocks, use) or _of_transfers(blocks, queued) or _of_copies(blocks)
+    found, copies = _of_queue(blocks, use) or _of_transfers(blocks, queued), _part(blocks, "device_copy")
+    if not found and copies >= _BOUND_TRANSFER:  # what they copy from is not pinned, or there is much of it
+        return StepLimit("copies", f"hosts wait in copies to their GPU for {percent(copies)} of the typical step")
     return found or _of_gpus(blocks) or _of_computing(blocks)
 
 
@@ -299,14 +301,6 @@ def _of_transfers(blocks: Blocks, queued: float) -> StepLimit | None:
         return None
     overlapped = ", longer than the backward that hides them" if blocks.overlapped else ""
     return StepLimit("communication", f"transfers are {percent(share)} of the typical step{overlapped}")
-
-
-def _of_copies(blocks: Blocks) -> StepLimit | None:
-    """Hosts that wait in copies to their GPU: what they copy from is not pinned, or there is much of it."""
-    share = _part(blocks, "device_copy")
-    if not share >= _BOUND_TRANSFER:
-        return None
-    return StepLimit("copies", f"hosts wait in copies to their GPU for {percent(share)} of the typical step")
 
 
 #: A host that launches, or computes, for this share of the step sets its pace; so does one of a job without GPUs.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from hindmost_judge.model import Run
     from hindmost_judge.types import Array, Ints
     from hindmost_judge.usage import CpuUse
-    from hindmost_judge.verdict.schema import Verdict
     from hindmost_judge.whatif.savings import StepTimeChange
 
 #: What stands for a value that was not measured.
@@ -165,12 +163,6 @@ def why(blocks: Blocks, slowdowns: list[Slowdown], cause: Cause) -> list[str]:
         found = [f"{TWO_CAUSES}{two}", *found]
     left = [cause.remark] if cause.remark and cause.cause == "unknown" else []
     return list(dict.fromkeys([*found, *accounts])) + left
-
-
-def of_exchanges(found: list[Verdict], notes: list[str]) -> tuple[list[Verdict], list[str]]:
-    """Verdicts and notes on ranks that meet in exchanges of messages, not in collectives."""
-    said = [replace(one, evidence=tuple(map(as_exchanges, one.evidence))) for one in found]
-    return said, [as_exchanges(note) for note in notes]
 
 
 def as_exchanges(words: str) -> str:
@@ -515,7 +507,9 @@ def balanced(
     share = most / blocks.step_ns
     judged, sure = _how_surely(share, least)
     last = f"rank {int(blocks.ranks[row])} typically comes last, {percent(share)} of a step after its peers"
-    last = "" if sure and (share < _SHOWN or _as_often_last(blocks, row)) else last
+    lasts = or_zero(blocks.last).mean(axis=1)
+    as_often = bool(lasts.any() and (np.delete(lasts, row) >= _AS_OFTEN * lasts[row]).any())  # another rank is last
+    last = "" if sure and (share < _SHOWN or as_often) else last
     found = [f"{last}: {judged}"] if last else []
     latest = waited_for_most(blocks) if needs is None and blocks.pipeline is None and sure else None
     often, caused = (0.0 if latest is None else average(block[latest]) for block in (blocks.last, blocks.caused))
@@ -582,12 +576,6 @@ def _last_on_shared_cpus(blocks: Blocks, last: str, *, queued: bool) -> tuple[st
     if queued:
         return f"{late}, waiting for a CPU: check its binding, quota and priority", True
     return f"{late}; the cause was not measured", not unsure
-
-
-def _as_often_last(blocks: Blocks, row: int) -> bool:
-    """Whether another rank is last in about as many collectives."""
-    often = or_zero(blocks.last).mean(axis=1)
-    return bool(often.any() and (np.delete(often, row) >= _AS_OFTEN * often[row]).any())
 
 
 def last_in_turn(blocks: Blocks) -> str:

@@ -196,7 +196,9 @@ def _dependencies(
     """With those receives whose sends wait for them ``met`` [N]; ``None`` where operations wait in a circle."""
     unit = _units(schedule, source, met)
     took = schedule.end - schedule.start
-    takes = _together(took, unit)
+    takes = np.full_like(took, np.inf)  # the shortest of each unit: what it took when the last had come
+    np.minimum.at(takes, unit, took)
+    takes = takes[unit]
     takes[(schedule.kind == RECEIVE) & ~met] = 0.0
     previous = np.where(schedule.place > 0, np.arange(len(schedule.row)) - 1, -1)
     base, work = _work(schedule, _fronts(schedule, holds), previous)
@@ -245,20 +247,14 @@ def _sources(schedule: Schedule) -> Ints | None:
     return source
 
 
-def _following(schedule: Schedule) -> Floats:
-    """[N, G] when the same rank's next operation begins; infinite after the last."""
-    follows = np.full_like(schedule.start, np.inf)
-    inner = np.flatnonzero(schedule.place[1:] > 0)
-    follows[inner] = schedule.start[inner + 1]
-    return follows
-
-
 def _holding(schedule: Schedule, source: Ints) -> Array:
     """[N] whether a rank goes on only when the operation has ended: a send that others overtake is overlapped.
 
     All sends are overlapped if a longer wait for the receiver goes with a shorter time after it.
     """
-    follows = _following(schedule)
+    follows = np.full_like(schedule.start, np.inf)  # when the same rank's next operation begins
+    inner = np.flatnonzero(schedule.place[1:] > 0)
+    follows[inner] = schedule.start[inner + 1]
     waits = (follows >= schedule.end - _SOON).mean(axis=1) >= _ALWAYS
     holds = np.asarray(np.where(schedule.kind == SEND, waits, ~schedule.overlapping))
     waited = _waited(schedule, source, holds)
@@ -278,18 +274,12 @@ def _waited(schedule: Schedule, source: Ints, holds: Array) -> Array:
     receives = np.flatnonzero((source >= 0) & holds[source])
     if len(receives):
         sends = source[receives]
-        least = _least(schedule, took, sends, receives)
-        long = took[sends] > (_HELD * least + _HELD_NS)[:, None]
+        names, which = _pairs(schedule, sends, receives)
+        least = np.full(names, np.inf)  # of all messages that the sender of each sends its receiver
+        np.minimum.at(least, which, np.percentile(took[sends], 10, axis=1))
+        long = took[sends] > (_HELD * least[which] + _HELD_NS)[:, None]
         waited[receives] = long & (took[receives] < took[sends])
     return waited
-
-
-def _least(schedule: Schedule, took: Floats, sends: Ints, receives: Ints) -> Floats:
-    """[M] ns that the quickest of all messages takes which the sender of each of these sends its receiver."""
-    names, which = _pairs(schedule, sends, receives)
-    least = np.full(names, np.inf)
-    np.minimum.at(least, which, np.percentile(took[sends], 10, axis=1))
-    return np.asarray(least[which])
 
 
 def _pairs(schedule: Schedule, sends: Ints, receives: Ints) -> tuple[int, Ints]:
@@ -329,13 +319,6 @@ def _units(schedule: Schedule, source: Ints, met: Array) -> Ints:
         _, first, inverse = np.unique(key, return_index=True, return_inverse=True)
         unit[held] = held[first][inverse]
     return unit
-
-
-def _together(duration: Floats, unit: Ints) -> Floats:
-    """[N, G] the shortest duration in each unit: what it took when the last had come."""
-    least = np.full_like(duration, np.inf)
-    np.minimum.at(least, unit, duration)
-    return np.asarray(least[unit])
 
 
 def _fronts(schedule: Schedule, holds: Array) -> Floats:

@@ -43,7 +43,10 @@ def without_slowdowns(blocks: Blocks, slowdowns: Sequence[Slowdown]) -> Floats:
         if slowdown.phase is not None:
             fixed[slowdown.row, held] -= slowdown.delay
             continue
-        level = _levels(own[slowdown.row], interval_step, place, slowdown)
+        level = _usual(own[slowdown.row], interval_step, place, slowdown)
+        if slowdown.outer is not None:
+            level -= _usual(own[slowdown.row], interval_step, place, slowdown.outer)
+        level = np.maximum(level, 0.0)
         fixed[slowdown.row, held] -= level[place[held]]
         _take_stalls(fixed[slowdown.row], interval_step, slowdown)
     return fixed
@@ -72,14 +75,6 @@ def _take_stalls(late: Floats, interval_step: Ints, slowdown: Slowdown) -> None:
             taken = min(max(float(late[held]), 0.0), left)
             late[held] -= taken
             left -= taken
-
-
-def _levels(late: Floats, interval_step: Ints, place: Ints, slowdown: Slowdown) -> Floats:
-    """[P] ns at each place of a step that a rank is late by this slowdown, beyond what it is on top of."""
-    level = _usual(late, interval_step, place, slowdown)
-    if slowdown.outer is not None:
-        level -= _usual(late, interval_step, place, slowdown.outer)
-    return np.maximum(level, 0.0)
 
 
 def _usual(late: Floats, interval_step: Ints, place: Ints, slowdown: Slowdown) -> Floats:
@@ -286,17 +281,11 @@ def step_delay(blocks: Blocks, intervals: Floats) -> Floats:
             if blocks.overlapping[first[held] + place].all():  # no rank's computing waits for these
                 continue
             arrived = behind[:, held] + intervals[:, first[held] + place]
-            behind[:, held] = _leave_together(arrived, blocks.group[:, comm_class])
+            group = blocks.group[:, comm_class]
+            for one in np.unique(group[group >= 0]):  # a rank of no group leaves as it came
+                arrived[group == one] = arrived[group == one].max(axis=0)
+            behind[:, held] = arrived
     return np.asarray(behind.max(axis=0))
-
-
-def _leave_together(arrived: Floats, group: Ints) -> Floats:
-    """[R, S] when each rank leaves: with the last of its group; a rank of no group leaves as it came."""
-    left: Floats = arrived.copy()
-    for one in np.unique(group[group >= 0]):
-        members = np.flatnonzero(group == one)
-        left[members] = arrived[members].max(axis=0)
-    return left
 
 
 #: Kinds of verdicts whose cost is known by step.

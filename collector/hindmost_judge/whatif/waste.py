@@ -230,7 +230,8 @@ def aside(blocks: Blocks, steps: Table, settings: Settings) -> tuple[Blocks, lis
         return blocks, []
     found: list[Planned | None] = []
     least = settings.stall_effect * blocks.step_ns
-    took, evaluated, outside = blocks.parts.get("checkpoint"), _evaluated(blocks, steps), _outside(blocks)
+    took, evaluated = blocks.parts.get("checkpoint"), _evaluated(blocks, steps)
+    issued, lasted = blocks.parts.get("issue"), blocks.took
     if took is not None:
         due = _written(or_zero(took))
         blocks, planned = _without(blocks, due, _WRITES, settings)
@@ -239,7 +240,8 @@ def aside(blocks: Blocks, steps: Table, settings: Settings) -> tuple[Blocks, lis
     if evaluated is not None:
         blocks, planned = _without(blocks, _longer(evaluated, least), _EVALUATES, settings)
         found.append(planned)
-    if outside is not None:
+    if issued is not None and lasted is not None:  # from the last operation that a step issued to the next step
+        outside = np.nan_to_num(np.maximum(lasted - issued - np.nan_to_num(blocks.parts.get("input", 0.0)), 0.0))
         due = _counted_out(_longer(outside, least), blocks.steps)
         on_time, planned = _without(blocks, due, _PAUSES, settings)
         if planned is None or planned.ms_per_step * 1e6 <= _MOST_PLANNED * average(blocks.period):
@@ -315,14 +317,6 @@ def _evaluated(blocks: Blocks, steps: Table) -> Floats | None:
         inside = at < len(known)
         np.add.at(found[row], known[at[inside]], lasted[mine[inside]].astype(np.float64))
     return found
-
-
-def _outside(blocks: Blocks) -> Floats | None:
-    """[R, S] ns from the last operation that a step issued to the next step's begin; ``None`` if either is unmarked."""
-    issued, took = blocks.parts.get("issue"), blocks.took
-    if issued is None or took is None:
-        return None
-    return np.nan_to_num(np.maximum(took - issued - np.nan_to_num(blocks.parts.get("input", 0.0)), 0.0))
 
 
 def _counted_out(pauses: Floats, steps: Ints) -> Floats:

@@ -86,8 +86,8 @@ def test_all_series_together_equal_each_series_alone(name: str, seed: int) -> No
 def test_what_was_not_sampled_is_missing() -> None:
     """Neither a name that is not there, nor one of which all series are of others."""
     run = recorded(1)
-    assert Samples(run, RANKS, np.empty(0)).typical("power") is None
-    assert Samples(run, np.array([99]), np.empty(0)).typical("sm_clock") is None
+    assert Samples(run, RANKS, np.empty(0)).level("power") is None
+    assert Samples(run, np.array([99]), np.empty(0)).level("sm_clock") is None
 
 
 def test_a_run_s_metrics_are_read_once() -> None:

@@ -62,30 +62,6 @@ def test_a_rank_that_stalls_is_late_everywhere_in_that_step_and_still_starts_ane
     assert not _found(late)
 
 
-def test_computing_between_collectives_that_others_have_queued_is_overlapped() -> None:
-    """Computing that is due between two collectives is due on all ranks: who has none there did it meanwhile."""
-    late = _noise().reshape(RANKS, -1)
-    own = np.full_like(late, MS)
-    for place in (3, 5, 7):
-        own[:3, place::PLACES] = 0.0
-    assert _of(late, own)
-    own[:] = MS
-    own[:3, 3::PLACES] = 0.0  # what one rank does at one place may be its own
-    assert not _of(late, own)
-
-
-def test_so_it_is_where_the_rank_that_computes_is_another_after_some_steps() -> None:
-    """Each computes for a third of the steps where the others have queued: none does so usually."""
-    late = _noise().reshape(RANKS, -1)
-    own = np.full_like(late, MS)
-    third = late.shape[1] // 3
-    for turn, rank in enumerate((3, 1, 0)):
-        others = [one for one in range(RANKS) if one != rank]
-        for place in (3, 5, 7):
-            own[others, turn * third + place : (turn + 1) * third : PLACES] = 0.0
-    assert _of(late, own)
-
-
 def test_steps_of_one_gather_each_tell_nothing() -> None:
     """There is no place between two collectives of one step."""
     columns = np.arange(STEPS)

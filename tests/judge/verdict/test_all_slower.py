@@ -49,9 +49,9 @@ def test_a_job_of_one_rank_that_became_slower_is_told_when_by_how_much_and_in_wh
 
 def test_what_grew_is_called_as_in_evidence() -> None:
     """A key of the JSON is no word for a reader."""
-    slowed = Slowed(488, 590, 8.3, 11.9, {"self_cpu": 1.7, "gpu_backward": 0.5})
+    slowed = Slowed(488, 590, 8.3, 11.9, {"device_copy": 1.7, "gpu_backward": 0.5})
     (note,) = all_slower.slowed_note(slowed, [])
-    assert note.endswith("; longer on every rank: CPU time between collectives 1.7 ms, GPU backward 0.5 ms")
+    assert note.endswith("; longer on every rank: copy call 1.7 ms, GPU backward 0.5 ms")
 
 
 def test_a_rank_that_became_slow_is_no_slow_down_of_all() -> None:
