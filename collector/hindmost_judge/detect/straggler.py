@@ -220,8 +220,8 @@ def _judge(ranks: _Ranks, row: int, series: _Series, layer: Layer) -> Slowdown |
     held = series.picked(begin, end)
     if z < settings.min_z or consistency < settings.min_consistency:
         return None
-    small = len(ranks.delay) < FEW_RANKS and ranks.blocks.turn == 1  # how long workers need does not drift
-    if small and drifts(series.late, begin, end, level):
+    small = np.count_nonzero(ranks.blocks.cohort == ranks.blocks.cohort[row]) < FEW_RANKS
+    if small and ranks.blocks.turn == 1 and drifts(series.late, begin, end, level):  # how long workers need does not
         return None
     delay = ranks.delay[:, held]
     differ = spread(median(delay[_healthy_peers(ranks, row, delay)], axis=1))
@@ -535,10 +535,13 @@ def _usual_of_three(blocks: Blocks, rows: Ints, settings: Settings) -> list[tupl
     found = []
     for (first, stop), now in zip(spans, known, strict=True):
         order = third, second, latest = np.argsort(now.late).tolist()
-        more = delay[second, first:stop] - delay[third, first:stop]
-        alone = delay[latest, first:stop] - delay[second, first:stop]
-        if not nested_segments.is_persistent(more, smallest, settings):
-            if nested_segments.is_persistent(alone, 2 * smallest, settings):  # the other two may differ by one
+        apart = delay[second] - delay[third]
+        more, alone = apart[first:stop], delay[latest, first:stop] - delay[second, first:stop]
+        surely = nested_segments.is_persistent(more, 2 * smallest, settings)  # any two may differ by one
+        around = np.concatenate([apart[:first], apart[stop:]])
+        calm = len(around) > 2 * SHORTEST and nested_segments.only_inside(more, around, smallest, settings)
+        if not (surely or calm):
+            if nested_segments.is_persistent(alone, 2 * smallest, settings):
                 found.append((rows[[third, second]], first, stop))
             continue
         on_time = any(_is_slow(order, now, then, replicas=replicas) for then in known)

@@ -148,3 +148,11 @@ def test_of_three_ranks_that_drift_none_is_named(seed: int, each: float, memory:
     noise = Noise(between_ranks=0.001, each_stretch=each, wandering=0.04, wandering_memory=memory)
     report = judge(simulate(Scenario(ranks=3, steps=60, seed=seed, noise=noise)).run)
     assert not [verdict.ranks for verdict in report.verdicts if verdict.ranks]
+
+
+@pytest.mark.parametrize("seed", [6700, 6709, 6716])
+def test_of_two_stages_of_three_ranks_that_drift_none_is_named(seed: int) -> None:
+    """Hosts of a job of six drift as those of three do: what a rank is compared with are its two replicas."""
+    noise = Noise(between_ranks=0.001, each_stretch=0.02, wandering=0.04, wandering_memory=0.97)
+    job = Scenario(ranks=6, steps=60, seed=seed, noise=noise, layout="pp_dp", pipeline=2)
+    assert not [verdict.ranks for verdict in judge(simulate(job).run).verdicts if verdict.ranks]
