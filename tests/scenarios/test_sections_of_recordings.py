@@ -1,5 +1,6 @@
 """What the sections of a report say of real recordings can be: parts add up, and shares are shares."""
 
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,6 @@ def test_no_amount_is_below_nothing_and_no_share_above_all(path: Path) -> None:
 
 @each_recording
 def test_all_sections_fit_a_terminal(path: Path) -> None:
-    """Of 80 columns, and no number in them is cut."""
+    """Of 80 columns, and no number in them is cut. A command that is longer has a line of its own."""
     shown = text.render(report(path), 80, wanted=tuple(sections.SECTIONS))
-    assert max(map(len, shown.splitlines())) <= 80
+    assert [line for line in shown.splitlines() if len(line) > 80 and not re.fullmatch(r" *`[^`]+`\S*", line)] == []
