@@ -48,6 +48,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Any:
         ("input-bound, workers", 7070032),  # clean; one rank's workers are waited for, which are no slower
         ("input-bound, copy", 21060000),  # clean; hosts wait right after their input, as far as clocks tell at its end
         ("input-bound, never", 27040001),  # the others wait in several phases, but in none for their input
+        ("input-bound, never", 27040003),  # the other is ahead, and waits in a phase in which no wait is found
         ("input-bound, never", 1000),  # clean; GPUs take 4 ms longer for a backward than their hosts
     ],
 )

@@ -66,6 +66,9 @@ _SHORT_RUN = 40
 _SAME_DELAY = 0.5
 #: A delay is a side effect of a simultaneous one in another phase if its level is less than this share of that.
 _SIDE_EFFECT = 0.5
+#: A host that is ahead of its GPU in more than this share of the steps waits for it, for at least this share of its
+#: time. If less wait was found, it is in some phase's self time.
+_MOSTLY_AHEAD, _LITTLE_WAIT = 0.5, 0.05
 
 
 class Delay(NamedTuple):
@@ -97,6 +100,7 @@ def find_delays(lanes: Lanes, least: float, large: float) -> list[Delay]:
                 behind_peers = behind_peers - self_time + lanes.least[phase]
         threshold = np.hypot(least, doubt)  # noise and a wrong level add up only by chance
         delays += _delays(behind_peers, lanes.cohort, phase, threshold, large)
+    delays = [delay for delay in delays if not _may_be_wait(lanes, delay)]
     return _without_side_effects(sorted(delays, key=lambda delay: -delay.level * (delay.stop - delay.first)))
 
 
@@ -110,6 +114,19 @@ def _delays(
     for row in np.flatnonzero(_block_means(behind_peers).max(axis=1) >= threshold).tolist():
         peers = np.flatnonzero((cohort == cohort[row]) & (np.arange(len(cohort)) != row))
         yield from _delays_of_rank(behind_peers, row, peers, phase, float(threshold[row]), large, turn)
+
+
+def _may_be_wait(lanes: Lanes, delay: Delay) -> bool:
+    """Whether the host may have waited for its GPU during the delay.
+
+    So it is if the host was mostly ahead, hence waited somewhere, and next to no wait was found. Input is no such
+    wait: batches do not come from the GPU.
+    """
+    steps = slice(delay.first, delay.stop)
+    spent = lanes.most[:, delay.row, steps].sum()
+    waited = spent - lanes.host[:, delay.row, steps].sum()
+    mostly_ahead = lanes.ahead[delay.row, steps].mean() > _MOSTLY_AHEAD
+    return bool(delay.phase > 0 and mostly_ahead and waited < _LITTLE_WAIT * spent)
 
 
 def _without_side_effects(delays: list[Delay]) -> list[Delay]:
