@@ -89,10 +89,10 @@ def test_stalls_times_what_each_takes_are_their_cost(report: Callable[[], Mappin
 
 @pytest.mark.parametrize("report", REPORTS[::3])
 def test_nothing_is_lost_at_sixty_columns(report: Callable[[], Mapping[str, Any]]) -> None:
-    """Each line fits, each word of each verdict is there, and so is each column that decided one."""
+    """Each line but a command's fits, each word of each verdict is there, and so is each column that decided one."""
     found = report()
     shown = text.render(found, 60, explain=True)
-    assert [line for line in shown.splitlines() if len(line) > 60] == []
+    assert [line for line in shown.splitlines() if len(line) > 60 and not line.lstrip().startswith("`")] == []
     words = "".join(shown.split())
     for one in rendered(found):
         for said in (one.head, one.what, one.cost, *one.why, *one.do):
