@@ -208,6 +208,14 @@ def held_up_transfers(blocks: Blocks, rows: list[int], columns: Array, shown: fl
     return max(min(longer, waited - shown), 0.0)
 
 
+def unmeasured_share(blocks: Blocks, row: int) -> float:
+    """0 to 1: how much of the time that a rank was late, in all steps, it may have waited for a CPU unmeasured."""
+    late = average(blocks.delay[row])
+    if not late > 0:
+        return 0.0
+    return float(np.clip(unmeasured_wait(blocks, row, np.arange(len(blocks.steps))) / late, 0.0, 1.0))
+
+
 #: The probe saw the queueing of the main thread if it saw this part of what the kernel counted.
 _SEEN = 0.5
 
@@ -226,13 +234,30 @@ def unmeasured_wait(blocks: Blocks, row: int, columns: Array) -> float:
 def _process_wait(blocks: Blocks, row: int, columns: Array) -> list[float]:
     """Ns a step for which a rank's main thread waited for a CPU, and all its threads together, beyond its peers.
 
-    A rank that runs less has less occasion to queue. Each is left out where unmeasured.
+    A rank that runs less has less occasion to queue, except for queueing inside collectives. Each is left out where
+    unmeasured.
     """
     rates, period = blocks.gauges(columns), average(blocks.period[columns])
     ran = has_run(rates, row)
     found = [period * rates[name] for name in ("runqueue", "threads_runqueue") if name in rates]
-    beyond = [float(ns[row]) - ran * others_level(ns, row) for ns in found]
+    beyond = [float(ns[row]) - max(ran * others_level(ns, row), _like_peers(blocks, row, columns, ns)) for ns in found]
     return [ns for ns in beyond if not np.isnan(ns)]
+
+
+def _like_peers(blocks: Blocks, row: int, columns: Array, queued: Floats) -> float:
+    """Ns a step that a rank's process queues for a CPU if it does so as its typical peer does.
+
+    Between collectives for as long, and inside them for as large a part. ``queued`` [R] ns a step are all of it. 0
+    where unknown.
+    """
+    if blocks.joined is None or blocks.joined.gpu_time or blocks.overlapped:
+        return 0.0
+    inside = mean((blocks.wait + blocks.transfer)[:, columns])
+    between = np.zeros_like(inside)
+    if "self_runqueue" in blocks.parts:
+        between = or_zero(mean(blocks.parts["self_runqueue"][:, columns]))
+    part = np.clip(others_level((queued - between) / np.maximum(inside, 1.0), row), 0.0, 1.0)
+    return float(np.nan_to_num(part * inside[row] + others_level(between, row)))
 
 
 def has_run(rates: dict[str, Floats], row: int) -> float:

@@ -260,7 +260,8 @@ def _of_processor(blocks: Blocks, row: int, columns: Array, cpu: Floats, runqueu
 
     On a shared machine a rank that computes longer also queues longer. Queueing that peers suffer alike belongs to
     the computing; only what exceeds it is contention of this rank. Peers' queueing shows between their collectives,
-    for the same CPU time. A rank that hardly computes longer has no such queueing.
+    for the same CPU time, or in their whole process if they spin in collectives meanwhile. A rank that hardly
+    computes longer has no such queueing.
     """
     more = excess_of(cpu, row, columns)
     if runqueue is None:
@@ -271,7 +272,7 @@ def _of_processor(blocks: Blocks, row: int, columns: Array, cpu: Floats, runqueu
     others = np.delete(np.arange(len(blocks.ranks)), row)
     busy = float(median(cpu[np.ix_(others, columns)]))
     usual = float(median(runqueue[np.ix_(others, columns)])) / busy if busy > 0 else 0.0
-    shared = np.clip(more * usual, 0.0, queued)
+    shared = np.clip(max(more * usual, queued * _like_peers(blocks, row, columns)), 0.0, queued)
     return {"cpu_contention": float(queued - shared), "compute": float(more + shared)}
 
 
@@ -285,6 +286,8 @@ def _of_threads(blocks: Blocks, row: int, columns: Array, found: dict[str, float
         return 0.0
     marked = sum(max(found.get(name, 0.0), 0.0) for name in ("gc", "checkpoint"))
     late = max(average(blocks.delay[row, columns]) - marked, 0.0)
+    if len(columns) < len(blocks.steps) / 2:  # a sample speaks of a second, in which few steps are struck
+        waited = max(waited, cpu_wait.unmeasured_share(blocks, row) * late)
     return float(min(waited, late))
 
 
@@ -298,6 +301,16 @@ def _charge_late(blocks: Blocks, row: int, columns: Array, found: dict[str, floa
     late = min(unknown, max(_of_threads(blocks, row, columns, found) - queued, 0.0))
     if late > 0:
         found["blocked"], found["cpu_contention"] = unknown - late, queued + late
+
+
+def _like_peers(blocks: Blocks, row: int, columns: Array) -> float:
+    """0 to 1: how much of a rank's queueing for CPUs its peers' processes suffer alike, per second."""
+    levels = blocks.gauges(columns)
+    rates = levels.get("runqueue")
+    if rates is None or np.isnan(rates[row]) or rates[row] <= 0:
+        return 0.0
+    theirs = cpu_wait.has_run(levels, row) * others_level(rates, row)
+    return 0.0 if np.isnan(theirs) else min(theirs / float(rates[row]), 1.0)
 
 
 #: Parts of self time spent in files, and their purpose.
