@@ -11,11 +11,15 @@ from pathlib import Path
 
 import pytest
 from hindmost.credentials import Client, job_token
+from hindmost_agent.delivery.stream import CallError, connect
 from hindmost_cli import pki
+from hindmost_collector.ingest import connections
 from hindmost_collector.ingest.relay import Relay
 from hindmost_collector.options import resolve
+from hindmost_proto.address import parse
 
 from tests.security.conftest import SECRET, client_of, collecting, greeted, hello_of, tls_of
+from tests.waiting import PATIENCE_S
 
 NOT_ACCEPTED = "this agent's certificate is missing, expired or of another authority"
 
@@ -195,3 +199,29 @@ def test_a_rack_that_connects_at_once_is_let_in(authority: Path, tmp_path: Path)
         collector.kill()
     assert ended is None
     assert set(said) == {"welcome"}
+
+
+async def test_silent_clients_keep_no_agent_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who connects and says nothing is closed, and takes no file that page and store need."""
+    monkeypatch.setattr(connections, "most_connections", lambda: 4)
+    monkeypatch.setattr(connections, "HANDSHAKE_MS", 500)
+    async with collecting() as collector:
+        port = int(collector.addresses["grpc"].rpartition(":")[2])
+        silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(8)]
+        ends = await asyncio.gather(*(reader.read() for reader, _ in silent), return_exceptions=True)
+        said = await greeted(collector.addresses["grpc"], Client())
+        for _, writer in silent:
+            writer.close()
+    assert len(ends) == 8
+    assert said == "welcome"
+
+
+async def test_a_stream_that_says_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An open call without a message ends with the reason."""
+    monkeypatch.setattr(connections, "HELLO_S", 0.2)
+    async with collecting() as collector:
+        where = parse(collector.addresses["grpc"])
+        assert where is not None
+        with pytest.raises(CallError, match="must be Hello"):
+            async with connect(where.host, where.port, PATIENCE_S) as call:
+                await call.read()

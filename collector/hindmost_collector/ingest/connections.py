@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import resource
 import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 from google.protobuf.message import DecodeError
 from hindmost.errors import HindmostError
-from hindmost_proto import METHOD, SERVICE
+from hindmost_proto import METHOD, SERVICE, retry
 
 from hindmost_collector.options import address
 from hindmost_collector.serve.exposition import collected, counter
@@ -27,6 +28,19 @@ if TYPE_CHECKING:
     from hindmost_collector.ingest.session import AgentSession
 
     Stream = Callable[[AsyncIterator[Any], Any], Awaitable[None]]
+
+#: A client that does not complete the handshakes of TLS and HTTP/2 is closed, and so is one that opens no stream.
+HANDSHAKE_MS, NO_STREAM_MS = 15_000, 60_000
+#: The first message of a stream has to come within this.
+HELLO_S = 15.0
+#: Open files that no agent takes: of the page's clients, the store and reports.
+OTHER_FILES = 512
+
+
+def most_connections() -> int:
+    """How many clients the open files of this process are enough for."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return max(files - OTHER_FILES, files // 2)
 
 
 def listen(
@@ -46,6 +60,9 @@ def listen(
         options=[
             ("grpc.max_receive_message_length", longest),
             ("grpc.so_reuseport", 0),  # a port in use is an error, not a lottery
+            ("grpc.max_allowed_incoming_connections", most_connections()),
+            ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
+            ("grpc.max_connection_idle_ms", NO_STREAM_MS),
             ("grpc.keepalive_permit_without_calls", 1),
             # Bandwidth probing pings the agent at every message, which wakes it for nothing. A ping that a host under
             # load leaves unanswered for a minute ends the connection.
@@ -153,7 +170,7 @@ REASONS = ("method", "garbage", "hello", "refused", "credentials")
 REFUSED = counter(
     "hindmost_collector_refused_streams_total",
     "Calls on the agents' port by other programs. `method`: of another service; `garbage`: no message of an agent; "
-    "`hello`: began with another message; `refused`: another protocol, or names too long. "
+    "`hello`: began with another message, or none; `refused`: another protocol, or names too long. "
     "`credentials`: no token, or one of something else. What is not HTTP/2, or fails at TLS, is not counted.",
     "reason",
 )
@@ -182,6 +199,14 @@ class RejectedCalls(grpc.GenericRpcHandler):
         """Count a stream, and end it with the reason."""
         self.count(reason, context, what)
         await context.abort(code, what)
+
+    async def first(self, requests: AsyncIterator[Any], context: Any) -> Any | None:
+        """The first message of a stream; None where it broke off before. A stream without one is refused."""
+        try:
+            return await retry.within(HELLO_S, anext(aiter(requests), None))
+        except asyncio.TimeoutError:
+            await self.refuse("hello", context, grpc.StatusCode.DEADLINE_EXCEEDED, HELLO_FIRST)
+            return None
 
     def guarded(self, stream: Stream) -> Stream:
         """A handler that ends a stream of undecodable bytes with a word instead of a traceback."""

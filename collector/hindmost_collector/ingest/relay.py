@@ -118,7 +118,7 @@ class Relay:
         if grant is None:
             await self.rejected_calls.refuse("credentials", context, grpc.StatusCode.UNAUTHENTICATED, UNKNOWN)
             return
-        first = await anext(aiter(requests), None)
+        first = await self.rejected_calls.first(requests, context)
         if first is None:  # it broke off before its first message
             return
         hello = wire.AgentMessage.FromString(first)

@@ -119,7 +119,7 @@ class Ingest:
 
     async def stream(self, requests: AsyncIterator[wire.AgentMessage], context: Any) -> None:
         """Serve one agent until it says Goodbye and has its last ack, or breaks off; or a relay with many."""
-        first = await anext(aiter(requests), None)
+        first = await self.rejected_calls.first(requests, context)
         if first is None:  # it broke off before its first message
             return
         refusal = self._refusal(first, self._gate.of_call(context) if self._gate else Grant())
