@@ -38,6 +38,8 @@ NOT_ACCEPTED = "this agent's certificate is missing, expired or of another autho
         (".", "", "no valid token"),
         ("j.", "j", "no valid token"),
         (SECRET[:-1], "j", "no valid token"),
+        (SECRET + "\n2", "j", "HINDMOST_TOKEN has other characters than printable ASCII"),
+        ("\udcff", "j", "HINDMOST_TOKEN has other characters than printable ASCII"),
     ],
 )  # fmt: skip
 async def test_a_token_lets_in_its_job_alone(secret: Path, token: str, job: str, refusal: str) -> None:

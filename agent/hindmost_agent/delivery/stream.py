@@ -109,6 +109,8 @@ async def connect(host: str, port: int, within_s: float, client: Client = Client
         context, metadata = await _trusted(host, port, client, within_s), client.bearer()
     except (ssl.SSLError, UsageError) as error:
         raise CallError(reason(error)) from error
+    if not all(value.isascii() and value.isprintable() for value in metadata.values()):
+        raise CallError("HINDMOST_TOKEN has other characters than printable ASCII: it is no token")
     call = None
     async with Channel(host, port, codec=Coded(), ssl=context) as channel:
         try:
