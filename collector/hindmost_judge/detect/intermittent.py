@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 def find(blocks: Blocks, settings: Settings, slowdowns: Sequence[Slowdown] = ()) -> list[Stalls]:
     """Ranks that own most of the job's stalls, by far more than chance would give one of them.
 
-    Those of ``slowdowns`` may be late persistently only because they stall in most steps.
+    Delay that belongs to ``slowdowns`` is not a stall that could hide another rank's stalls.
     """
     if len(blocks.ranks) < 2:
         return []
@@ -43,6 +43,7 @@ def find(blocks: Blocks, settings: Settings, slowdowns: Sequence[Slowdown] = ())
     delay = or_zero(blocks.delay - _usual(blocks, settings)[:, None])
     sole_peer = cohorts.sole_peers(blocks.cohort)
     found = [stalls for stalls in _large(blocks, delay, settings) if not _in_turn(blocks.delay, stalls, sole_peer)]
+    found += _outliers(blocks, [row for stalls in found for row in stalls.rows], slowdowns, settings)
     reported = {row for stalls in found for row in stalls.rows}
     return _sets(blocks, settings, reported, {slowdown.row for slowdown in slowdowns}) or found
 
@@ -141,6 +142,80 @@ def _worth_it(late: Floats, blocks: Blocks, settings: Settings) -> list[recurrin
     found = recurring_events.find(late, smallest, settings.min_stalls, stopped.stopped_rows(blocks))
     least = settings.min_effect * float(np.nansum(blocks.period))
     return [one for one in found if one.share >= settings.min_stall_share and one.size * len(one.steps) >= least]
+
+
+#: A small stall counts if it is this many times the distance from the typical rank's least late tenth to its median:
+#: 1.3 standard deviations of noise. Then nothing of that size happens to the others.
+_CALM = 4.0
+#: Per cent of a rank's steps taken as its least late: a rank that stalls in most steps does not stall in these.
+_FEWEST = 10
+#: With fewer peers, a rank seems ahead by a good part of what one of them is behind.
+_PEERS = 3
+
+
+def _outliers(blocks: Blocks, named: list[int], slowdowns: Sequence[Slowdown], settings: Settings) -> list[Stalls]:
+    """The few ranks that stall as no other rank does, however little, without what is already reported."""
+    _, cohort, often = np.unique(blocks.cohort, return_inverse=True, return_counts=True)
+    unknown = np.isnan(blocks.delay).all(axis=1) | (often[cohort] <= _PEERS)
+    if unknown.all():
+        return []
+    known = np.where(unknown[:, None], 0.0, blocks.delay)
+    low, usual = calm_level(known)
+    calm = float(np.median((usual - low)[~unknown]))
+    above = or_zero(known - (low + calm)[:, None])
+    above[named] = 0.0
+    others = above.copy()
+    for slowdown in slowdowns:
+        others[slowdown.row, slowdown.first : slowdown.stop] = 0.0
+    large = settings.stall_effect * blocks.step_ns
+    for size in (large, max(_SMALL * large, _CALM * calm)):
+        most = list(_rows_with_most(others >= size, settings))
+        for row, _, _ in most:
+            others[row] = 0.0
+        found = []
+        for row, _, share in most:
+            one = _with_its_like(_alone(row, above, others), row, np.flatnonzero(above[row] >= size), share, settings)
+            found += [one] if _stands_apart(above[row], one.delay, len(one.stalled)) else []
+        if found:
+            return found
+    return []
+
+
+def calm_level(late: Floats) -> tuple[Floats, Floats]:
+    """[R] how late each row of [R, S] is in its least late steps, and in its middle one."""
+    ordered = np.sort(late, axis=1)  # NaN goes last
+    last = np.count_nonzero(~np.isnan(late), axis=1) - 1
+    rows = np.arange(len(late))
+    return np.asarray(ordered[rows, last * _FEWEST // 100]), np.asarray(ordered[rows, last // 2])
+
+
+def _alone(row: int, above: Floats, others: Floats) -> Floats:
+    """The delay of one row, with the others' delays without the reported ranks."""
+    left = others.copy()
+    left[row] = above[row]
+    return np.asarray(left)
+
+
+#: Most ranks that may stall independently; in a small job at most one in four.
+_MOST_RANKS = 4
+
+
+def _rows_with_most(stalled: Array, settings: Settings) -> Iterator[tuple[int, Ints, float]]:
+    """Row, stalled steps and share of all stalls, of the fewest that have most, each by far more than the rest."""
+    episodes = _count_stalls(stalled)
+    order = np.argsort(-episodes, kind="stable")
+    total, stalls = max(int(episodes.sum()), 1), np.count_nonzero(stalled, axis=1)
+    for count in range(1, min(_MOST_RANKS, len(order) // 4) + 1):
+        if episodes[order[count - 1]] < settings.min_stalls:
+            return
+        held = int(episodes[order[:count]].sum())
+        accident = by_chance(held, total, count / len(order), comb(len(order), count))
+        together = held >= settings.min_stall_share * total and not accident
+        most, rest = stalls[order[:count]].min(), np.delete(stalls, order[:count]).max(initial=0)
+        if together and most > 2 * rest:  # what stalls all along counts as one stall
+            for row in order[:count].tolist():
+                yield row, np.flatnonzero(stalled[row]), float(episodes[row] / total)
+            return
 
 
 #: Per cent of a rank's steps, least late first, in which a rank that stalls in most steps is as usual.

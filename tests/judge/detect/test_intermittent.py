@@ -21,6 +21,9 @@ def test_ranks_that_scatter_more_than_their_peers_do_not_stall() -> None:
     late = np.abs(np.random.default_rng(0).normal(0, 0.002, (8, 200)))
     late[3] *= 20
     assert not intermittent.find(_blocks(late), DEFAULT)
+    late[3] = np.where(np.arange(200) % 3, 0.0, 0.06)
+    (found,) = intermittent.find(_blocks(late), DEFAULT)
+    assert (found.rows, len(found.stalled)) == ((3,), 67)
 
 
 def test_large_stalls_are_not_dated_by_small_ones_of_another_kind() -> None:
