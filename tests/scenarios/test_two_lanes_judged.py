@@ -172,3 +172,23 @@ def test_the_verdict_explains_the_table_of_a_simulated_job(bench: Any, family: s
     """Wherever hosts wait for their GPUs, of small jobs with a fault."""
     small = next(one for seed in range(1, 99) if (one := bench(".families").job(family, seed)).ranks <= 4)
     assert not_explained(judge(bench("").simulate(small).run)) == []
+
+
+@pytest.mark.parametrize(
+    ("family", "seed", "logged", "of_others"),
+    [
+        ("input-bound, never", 9017, 0, 0),
+        ("input-bound, never", 9021, 0, 0),
+        ("input-bound, never", 9022, 0, 0),
+        ("host-bound, never", 9015, 10, 10),
+        ("host-bound, never", 9005, 10, 1000),
+    ],
+)
+def test_a_host_that_is_not_ahead_is_not_slow(bench: Any, family: str, seed: int, logged: int, of_others: int) -> None:
+    """Clean jobs with so many ``logged`` steps of rank 0, and ``of_others``: a GPU that waits for its host's launches
+    comes late where the others' hosts are ahead, and no rank is named for that."""
+    job = replace(bench(".families").job(family, seed), written="traces", faults=())
+    run = bench("").simulate(job).run
+    keeps = run.steps["step"] < np.where(run.steps["rank"] == 0, logged, of_others)
+    found = judge(replace(run, steps={name: column[keeps] for name, column in run.steps.items()}))
+    assert [one.ranks for one in found.verdicts if one.ranks] == []

@@ -288,7 +288,7 @@ def late_by_hosts(blocks: Blocks, run: Run) -> Blocks:
         return blocks  # no host is ahead
     if not _marked(blocks):
         return _late_by_unmarked_hosts(blocks, run.collectives, fed)
-    without = _without_marks(blocks)[:, None]
+    without = _without_marks(blocks)
     if without.any():
         blocks = _late_by_unmarked_hosts(blocks, run.collectives, fed & without)
     late = fed & ~without & (or_zero(blocks.delay) > 0)
@@ -356,7 +356,7 @@ def waits_for_host(blocks: Blocks, rows: slice = slice(None)) -> Array | None:
         at_once &= (np.fmin.reduce(waited, axis=1) >= -CLOCKS_NS)[:, None]
     counts = np.diff(np.append(blocks.starts, grid.columns))
     fed = 2 * np.add.reduceat(at_once, blocks.starts, axis=1, dtype=np.int64) > counts
-    if blocks.overlapped and grid.gathers.any():  # these begin as launched, in a step that may end in a queue
+    if blocks.overlapped:  # a step's first collective may begin as launched, and its last one in a queue
         late = np.maximum(or_zero(peers_median(grid.duration) - grid.duration)[rows], 0.0)
         fed |= 2 * sums_by_step(np.where(at_once, late, 0.0), blocks.starts) > sums_by_step(late, blocks.starts)
     return np.asarray(fed)
@@ -368,15 +368,17 @@ def _marked(blocks: Blocks) -> bool:
 
 
 def _without_marks(blocks: Blocks) -> Array:
-    """[R] ranks whose steps have no known ends, while others' have, or all of whose peers lack them.
+    """[R, S] where a rank's step has no known end, or no peer's has.
 
-    A log is missing, and their hosts' needs are known by their operations only."""
+    Its log is missing, or comes later: what its host needs is known by its operations only."""
     assert blocks.ended is not None  # noqa: S101 - _marked() has looked
-    without = np.asarray(np.isnan(blocks.ended).all(axis=1))
+    without = np.asarray(np.isnan(blocks.ended))
     if not without.any():
         return without
-    peers, logged = (np.bincount(blocks.cohort, count)[blocks.cohort] for count in (None, ~without))
-    return np.asarray((without | ((logged == 1) & (peers > 1))) & ~_blind(blocks))
+    logged = np.zeros((blocks.cohort.max() + 1, without.shape[1]), np.int64)
+    np.add.at(logged, blocks.cohort, ~without)
+    alone = (logged[blocks.cohort] == 1) & (np.bincount(blocks.cohort)[blocks.cohort] > 1)[:, None]
+    return np.asarray((without | alone) & ~_blind(blocks)[:, None])
 
 
 def _blind(blocks: Blocks) -> Array:

@@ -25,7 +25,7 @@ from hindmost_judge.whatif import savings
 if TYPE_CHECKING:
     from hindmost_judge.blocks import Blocks
     from hindmost_judge.model import Run
-    from hindmost_judge.types import Floats, Lanes
+    from hindmost_judge.types import Floats, Ints, Lanes
 
 #: Marks of a host and of its GPU may be so many ns apart: clocks differ by 0.5 to 3 ms, and collectives are launched
 #: before the phase ends in which they are.
@@ -163,7 +163,19 @@ def _phases(blocks: Blocks, began: Floats) -> tuple[list[str], Floats]:
     names = [name for name in _IN_ORDER if name in blocks.parts]
     parts = [or_zero(blocks.parts[name]) for name in names]
     rest = np.maximum(blocks.took - np.sum(parts, axis=0), 0.0)
-    return [*names, OTHER, BETWEEN], np.stack([*parts, rest, between])
+    spent = np.stack([*parts, rest, between])
+    unlogged = np.isnan(blocks.took)
+    if unlogged.any():  # what such a host did in a step is no work of 0 ms: it is taken to be as its peers'
+        spent = np.where(unlogged, or_zero(_of_peers(np.where(unlogged, np.nan, spent), blocks.cohort)), spent)
+    return [*names, OTHER, BETWEEN], spent
+
+
+def _of_peers(spent: Floats, cohort: Ints) -> Floats:
+    """[P, R, S] what the typical rank of each one's cohort takes."""
+    usual = np.empty_like(spent)
+    for number in np.unique(cohort):
+        usual[:, cohort == number] = median(spent[:, cohort == number], axis=1)[:, None]
+    return usual
 
 
 def _launches(blocks: Blocks, began: Floats) -> tuple[Floats, Floats]:
