@@ -36,6 +36,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from hindmost_judge.model import has_launches
+from hindmost_judge.stats import segmentation
 from hindmost_judge.stats.robust import (
     SAMPLE,
     average,
@@ -43,6 +44,8 @@ from hindmost_judge.stats.robust import (
     median_error,
     or_zero,
     peers_median,
+    percentile,
+    spread,
     sums_by_step,
     with_peers,
 )
@@ -275,6 +278,8 @@ _SURELY = 3.0
 #: A host ahead of its GPU is held up if it typically takes this many times its minimum, and more than that by this
 #: share of a step; with less, launching may have become slower.
 _HELD, _HELD_LEAST = 2.0, 0.1
+#: If GPUs wait for their hosts in this share of the steps, so does a GPU whose launch times are unknown.
+_OFTEN = 0.1
 #: Hosts compared with: enough for a typical value, whatever the size of the job.
 _HOSTS_SAMPLE = 16
 
@@ -283,9 +288,10 @@ def late_by_hosts(blocks: Blocks, run: Run) -> Blocks:
     """The blocks with ranks whose GPUs wait for their hosts as late as these are slow, where launches tell that."""
     fed = waits_for_host(blocks)
     if fed is None or not has_launches(run.collectives):
-        return blocks
+        return _late_by_phases(blocks)
     if blocks.joined is not None and waits_for_each(blocks.joined):
         return blocks  # no host is ahead
+    fed = _with_blind(fed, blocks)
     if not _marked(blocks):
         return _late_by_unmarked_hosts(blocks, run.collectives, fed)
     without = _without_marks(blocks)
@@ -320,6 +326,59 @@ def _reduced(blocks: Blocks, share: Floats, unsure: Floats) -> Blocks:
         caused=blocks.caused * share,
         unsure=unsure + (blocks.unsure if blocks.unsure is not None else 0.0),
     )
+
+
+#: Host phases whose own times are compared, the rest of the step besides.
+_HOST_PHASES = ("input", "device_copy", "forward", "backward", "optimizer")
+#: A GPU runs as its host launches if their forwards differ by the same in each step: typically by this share of what
+#: its host's forward varies by. So many timed forwards tell.
+_THE_SAME, _TIMED_FORWARDS = 0.3, 4
+
+
+def _late_by_phases(blocks: Blocks) -> Blocks:
+    """The blocks with ranks whose GPUs run as launched as late as their hosts' phases are longer than their peers'.
+
+    Such a GPU comes a whole step late where the others' hosts are a step ahead: it costs what its host works longer. No
+    launch was recorded, and clocks of host and GPU differ by as much as a short step: only durations tell. A rank of
+    which they tell nothing is in ``unsure``.
+    """
+    gpu, host = (blocks.parts.get(name) for name in ("gpu_forward", "forward"))
+    if gpu is None or host is None or blocks.took is None or not blocks.overlapped:
+        return blocks
+    late = or_zero(blocks.delay) > _LEAST * blocks.step_ns
+    known = late & ~np.isnan(gpu) & ~np.isnan(host)
+    rows = [row for row, each in enumerate(known) if _as_launched(host[row, each], gpu[row, each])]
+    if not rows:
+        return blocks
+    phases = [or_zero(blocks.parts[name]) for name in _HOST_PHASES if name in blocks.parts]
+    phases.append(or_zero(blocks.took) - sum(phases))
+    usual = [_least_waiting(phase[:: -(-len(late) // _HOSTS_SAMPLE)]) for phase in phases]
+    share, unsure = np.ones(late.shape), np.zeros(len(late))
+    for row in rows:
+        longer = sum(
+            np.maximum(segmentation.levels(phase[row]) - least, 0.0) for phase, least in zip(phases, usual, strict=True)
+        )
+        longer = np.where(longer >= _UNMARKED_LEAST * blocks.step_ns, longer, 0.0)
+        share[row, late[row]] = np.minimum(longer[late[row]] / blocks.delay[row, late[row]], 1.0)
+        if not share[row, late[row]].any():
+            unsure[row] = np.mean(or_zero(blocks.delay[row]) * (1.0 - share[row]))
+    idle = {name: blocks.parts[name] for name in _TIMED if name in blocks.parts}  # much of these is idle time
+    parts = blocks.parts | {name: np.where(share < 1.0, np.nan, part) for name, part in idle.items()}
+    return _reduced(replace(blocks, parts=parts), share, unsure)
+
+
+def _as_launched(took: Floats, ran: Floats) -> bool:
+    """Whether a GPU's forwards ``ran`` [N] ns, step by step, as long as its host ``took`` for them."""
+    if len(took) < _TIMED_FORWARDS:
+        return False
+    return spread(ran - took) < _THE_SAME * spread(took)
+
+
+def _least_waiting(phase: Floats) -> float:
+    """Ns that a phase takes, from [R, S]: hosts that are ahead wait in it, so early ones of a few hosts tell, at
+    times at which they wait least."""
+    early = np.sort([segmentation.levels(row) for row in phase], axis=0)[(len(phase) - 1) // 4]
+    return percentile(early, 100 * _FASTEST)
 
 
 def computed_delay(blocks: Blocks) -> Floats:
@@ -358,7 +417,11 @@ def waits_for_host(blocks: Blocks, rows: slice = slice(None)) -> Array | None:
     fed = 2 * np.add.reduceat(at_once, blocks.starts, axis=1, dtype=np.int64) > counts
     if blocks.overlapped:  # a step's first collective may begin as launched, and its last one in a queue
         late = np.maximum(or_zero(peers_median(grid.duration) - grid.duration)[rows], 0.0)
-        fed |= 2 * sums_by_step(np.where(at_once, late, 0.0), blocks.starts) > sums_by_step(late, blocks.starts)
+        begins = 2 * sums_by_step(np.where(at_once, late, 0.0), blocks.starts) > sums_by_step(late, blocks.starts)
+        if not grid.gathers.any():  # where hosts say what they did, that tells; else a host that mostly sets the pace
+            unlogged = _without_marks(blocks)[rows] if _marked(blocks) else True
+            begins &= unlogged & (2 * begins.sum(axis=1) > begins.shape[1])[:, None]
+        fed |= begins
     return np.asarray(fed)
 
 
@@ -385,6 +448,16 @@ def _blind(blocks: Blocks) -> Array:
     """[R] ranks of which no operation says when it was enqueued."""
     assert blocks.joined is not None  # noqa: S101 - waits_for_host() has looked
     return np.asarray(~(blocks.joined.enqueue > 0).any(axis=1))
+
+
+def _with_blind(fed: Array, blocks: Blocks) -> Array:
+    """With ranks of unknown launch times, where hosts set the pace: in steps where no other host does."""
+    found, each = fed.copy(), fed.sum(axis=0)
+    for row in np.flatnonzero(_blind(blocks)).tolist():
+        others = each > fed[row]
+        if others.mean() >= _OFTEN:
+            found[row] = ~others
+    return np.asarray(found)
 
 
 class LaunchingHosts:
