@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from hindmost import __version__, daemon_process
 from hindmost.daemon_process import raise_open_file_limit
-from hindmost.errors import HindmostError, UsageError
+from hindmost.errors import HindmostError, UsageError, printable
 from hindmost_judge.settings import DEFAULT
 from hindmost_proto import retry
 from prometheus_client import CollectorRegistry, generate_latest
@@ -70,10 +70,18 @@ class JsonLines(logging.Formatter):
         return json.dumps(fields)
 
 
+class TextLines(logging.Formatter):
+    """A line a message, whatever names agents give: a line feed in one begins no line of its own."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - of logging
+        """The message in printable characters; a traceback keeps its lines."""
+        return printable(super().formatMessage(record))
+
+
 def run_collector(options: Options, settings: Settings = DEFAULT) -> int:
     """Serve until SIGTERM or SIGINT, or the end of stdin where held; 0."""
     handler = logging.StreamHandler(sys.stderr)
-    text = logging.Formatter("%(asctime)s hindmost collector: %(levelname)s: %(message)s")
+    text = TextLines("%(asctime)s hindmost collector: %(levelname)s: %(message)s")
     handler.setFormatter(JsonLines() if options.log_format == "json" else text)
     # A user who starts a job by hand also keeps its collector, and reads its log only for trouble.
     logging.basicConfig(level=logging.WARNING if options.exit_when_stdin_closes else logging.INFO, handlers=[handler])

@@ -134,3 +134,15 @@ def test_a_held_collector_says_that_the_job_is_over_when_it_is(tmp_path, monkeyp
         asyncio.run(scenario(stdin))
     assert said == [reason]
     assert '"grpc"' in capsys.readouterr().out
+
+
+def test_a_name_writes_no_line_of_its_own():
+    """Of an agent that calls its node what a line of the log looks like: the name stays in its line; tracebacks do not."""
+    name = "n1\n2026-11-29 hindmost collector: INFO: stopped\x1b[2K"
+    try:
+        raise ValueError(name)
+    except ValueError:
+        record = logging.LogRecord("a", logging.INFO, __file__, 1, "joined (%s)", (name,), sys.exc_info())
+    message, *traceback = main.TextLines().format(record).splitlines()
+    assert message == r"joined (n1\n2026-11-29 hindmost collector: INFO: stopped\x1b[2K)"
+    assert len(traceback) >= 3
