@@ -137,10 +137,10 @@ def test_a_held_collector_says_that_the_job_is_over_when_it_is(tmp_path, monkeyp
 
 
 def test_a_name_writes_no_line_of_its_own():
-    """Of an agent that calls its node what a line of the log looks like: the name stays in its line; tracebacks do not."""
+    """An agent calls its node what a line of the log looks like: the name stays in its line. A traceback has its own."""
     name = "n1\n2026-11-29 hindmost collector: INFO: stopped\x1b[2K"
     try:
-        raise ValueError(name)
+        int("")
     except ValueError:
         record = logging.LogRecord("a", logging.INFO, __file__, 1, "joined (%s)", (name,), sys.exc_info())
     message, *traceback = main.TextLines().format(record).splitlines()
