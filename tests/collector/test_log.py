@@ -137,7 +137,7 @@ def test_a_held_collector_says_that_the_job_is_over_when_it_is(tmp_path, monkeyp
 
 
 def test_a_name_writes_no_line_of_its_own():
-    """An agent calls its node what a line of the log looks like: the name stays in its line. A traceback has its own."""
+    """An agent calls its node what a line of the log looks like: it stays in its line. A traceback has its own."""
     name = "n1\n2026-11-29 hindmost collector: INFO: stopped\x1b[2K"
     try:
         int("")
