@@ -274,9 +274,8 @@ class Runner:
         self.host = host
         #: What each sampler read last; without those that failed or are missing, whose values are old.
         self.latest: dict[str, Reading] = {}
-        host.counts.errors.update(
-            dict.fromkeys(kinds, 0)
-        )  # from the start: increase() does not see a series' first value
+        # From the start: increase() does not see a series' first value.
+        host.counts.errors.update(dict.fromkeys(kinds, 0))
         self._read = partial(_read, host, timer)
         self._slots = [Slot(kind, interval_ns, place) for place, kind in enumerate(kinds.values())]
         patience_s = patience(interval_ns) if patience_s is None else patience_s

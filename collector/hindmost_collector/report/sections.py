@@ -361,7 +361,7 @@ def _side_by_side(held: list[dict[str, Any]], title: str) -> Shown:
 
 
 def in_one_line(found: Sections) -> str:
-    """``46.7 steps/s, 1,494 samples/s; run time 52.1 s: training 45.0 s, start-up 3.1 s (6.0 %)``; empty where unknown.
+    """``46.7 steps/s; run time 52.1 s: training 45.0 s, start-up 3.1 s (6.0 %)``; empty where unknown.
 
     Start-up is all that comes before the first step: launch, imports, communicators, set-up, the first batch.
     """

@@ -221,7 +221,8 @@ def _judge(ranks: _Ranks, row: int, series: _Series, layer: Layer) -> Slowdown |
     if z < settings.min_z or consistency < settings.min_consistency:
         return None
     small = np.count_nonzero(ranks.blocks.cohort == ranks.blocks.cohort[row]) < FEW_RANKS
-    if small and ranks.blocks.turn == 1 and drifts(series.late, begin, end, level):  # how long workers need does not
+    # How long workers need does not drift.
+    if small and ranks.blocks.turn == 1 and drifts(series.late, begin, end, level):
         return None
     delay = ranks.delay[:, held]
     differ = spread(median(delay[_healthy_peers(ranks, row, delay)], axis=1))
