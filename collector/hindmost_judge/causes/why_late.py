@@ -3,6 +3,11 @@
 Cause change: a rank stays late, while one cause of its delay ends and another begins at some step. The delay alone
 shows one slowdown there, or one on top of the other. The measurements in these steps show two, one after the other:
 nothing that explains one is left in the other.
+
+Interruption: a host that has to wait for a CPU launches nothing for some ms, anywhere in the step. Its GPU, which
+runs what is launched at once, stops between two collectives, and the others queue there. In the next step it stops
+elsewhere, so that no place shows it in most steps. The same interval in the rank's own fastest steps is what it has
+to compute; in a step with more work that is scaled by what most of its intervals take.
 """
 
 from __future__ import annotations
@@ -19,13 +24,15 @@ from hindmost_judge.causes.slow_computing import COMPUTE_CAUSES
 from hindmost_judge.causes.table import Cause, typical
 from hindmost_judge.detect import nested_segments
 from hindmost_judge.graph.host_paced import of_phase
-from hindmost_judge.stats.robust import SAMPLE, median, or_zero, standard_error, with_peers
+from hindmost_judge.stats.robust import ENOUGH_STEPS, SAMPLE, median, or_zero, peers_median, standard_error, with_peers
+from hindmost_judge.timeline.matching import QUEUED_NS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from hindmost_judge.blocks import Blocks, Slowdown
     from hindmost_judge.settings import Settings
+    from hindmost_judge.timeline.matching import Grid
     from hindmost_judge.types import Floats, Ints
 
 #: Phases of the host, of which the GPU's queue may hide a part.
@@ -42,7 +49,9 @@ def cause_of(blocks: Blocks, slowdown: Slowdown, settings: Settings) -> Cause:
     )
     if why.cause not in backward.COMPUTED:
         return why
-    return replace(why, hidden=seen.beyond(why.beyond * slowdown.delay) / why.beyond)
+    unseen = seen.beyond(why.beyond * slowdown.delay) / why.beyond
+    still = longer_interrupted(blocks, slowdown) if why.cause == "unknown" and slowdown.outer is None else 0.0
+    return replace(why, hidden=max(unseen, still))
 
 
 def _known_parts(parts: dict[str, Floats]) -> dict[str, Floats]:
@@ -235,3 +244,41 @@ def _part(
     level = float(median(blocks.delay[slowdown.row, part.steps()]))
     later, shorter = level / slowdown.delay, np.sqrt((stop - first) / (slowdown.stop - slowdown.first))
     return replace(part, delay=level, z=slowdown.z * later * shorter, spread_ratio=slowdown.spread_ratio * later)
+
+
+#: A rank's fastest steps are this share of its steps.
+_FASTEST = 0.1
+#: An interrupted interval takes this share more than in those, and more by this share of a step.
+_LONGER, _LEAST = 1.0, 0.01
+#: Ranks compared with: enough for a typical value, whatever the size of the job.
+_INTERRUPTED_SAMPLE = 64
+
+
+def longer_interrupted(blocks: Blocks, slowdown: Slowdown) -> float:
+    """Ns a step by which a slow rank is interrupted longer than its typical peer between a step's collectives.
+
+    As far as the others wait for it; without what that is a part of, where its delay is of a place after the first."""
+    grid, where = blocks.joined, backward.places(blocks, slowdown.steps())
+    if grid is None or where is None or grid.gathers.any() or len(where) < ENOUGH_STEPS:
+        return 0.0
+    rows = with_peers(slowdown.row, len(grid.ranks), _INTERRUPTED_SAMPLE)
+    took = grid.duration[:, where]
+    late = (peers_median(took.reshape(len(took), -1)).reshape(took.shape) - took)[rows]  # [R, N, P] than typical peers
+    stood = _interrupted_for(grid, rows, where, late, blocks.step_ns)
+    waited = max(slowdown.delay - float(median(late[0, :, 0])), 0.0)
+    return max(float(stood[0] - median(stood[1:])) - waited, 0.0)
+
+
+def _interrupted_for(grid: Grid, rows: Ints, where: Ints, late: Floats, step_ns: float) -> Floats:
+    """[R] ns a step that these ranks were interrupted while others waited, ``late`` [R, N, P] as they came."""
+    start, stop = grid.start[rows][:, where], (grid.start + grid.duration)[rows][:, where]
+    gap = start[:, :, 1:] - stop[:, :, :-1]
+    gap = np.where(gap > QUEUED_NS, gap, np.nan)  # who queues itself was ready before
+    known = ~np.isnan(gap).all(axis=1)
+    usual = np.full(known.shape, np.nan)
+    usual[known] = np.nanquantile(np.moveaxis(gap, 1, 2)[known], _FASTEST, axis=1)
+    pace = np.fmax(median(gap / usual[:, None], axis=2), 1.0)
+    due = usual[:, None] * pace[:, :, None]
+    still = (gap > (1 + _LONGER) * due) & (gap - due > _LEAST * step_ns)
+    seen = np.where(still, np.clip(np.fmin(gap - due, late[:, :, 1:]), 0.0, None), 0.0)
+    return np.asarray(seen.sum(axis=2).mean(axis=1))
