@@ -1,6 +1,7 @@
 """Who may send to a collector, and as whom."""
 
 import asyncio
+import contextlib
 import datetime
 import hashlib
 import json
@@ -13,6 +14,7 @@ import pytest
 from hindmost.credentials import Client, job_token
 from hindmost_agent.delivery.stream import CallError, connect
 from hindmost_cli import pki
+from hindmost_collector.collector import Collector
 from hindmost_collector.ingest import connections
 from hindmost_collector.ingest.relay import Relay
 from hindmost_collector.options import resolve
@@ -204,18 +206,39 @@ def test_a_rack_that_connects_at_once_is_let_in(authority: Path, tmp_path: Path)
 
 
 async def test_silent_clients_keep_no_agent_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who connects and says nothing is closed, and takes no file that page and store need."""
-    monkeypatch.setattr(connections, "most_connections", lambda: 4)
+    """Who connects and says nothing is closed."""
     monkeypatch.setattr(connections, "HANDSHAKE_MS", 500)
     async with collecting() as collector:
-        port = int(collector.addresses["grpc"].rpartition(":")[2])
-        silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(8)]
-        ends = await asyncio.gather(*(reader.read() for reader, _ in silent), return_exceptions=True)
-        said = await greeted(collector.addresses["grpc"], Client())
-        for _, writer in silent:
-            writer.close()
-    assert len(ends) == 8
-    assert said == "welcome"
+        silent = await silent_clients(collector, 8)
+        await asyncio.wait_for(asyncio.gather(*map(ended, silent)), PATIENCE_S)
+        assert await greeted(collector.addresses["grpc"], Client()) == "welcome"
+
+
+async def test_clients_take_no_file_that_page_and_store_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More clients than there are open files for are closed at once, and no others are."""
+    monkeypatch.setattr(connections, "most_connections", lambda: 4)
+    monkeypatch.setattr(connections, "HANDSHAKE_MS", 600_000)
+    monkeypatch.setattr(connections, "NO_STREAM_MS", 600_000)
+    async with collecting() as collector:
+        silent = await silent_clients(collector, 8)
+        await asyncio.wait_for(asyncio.gather(*map(ended, silent[4:])), PATIENCE_S)
+        assert not any(reader.at_eof() for reader, _ in silent[:4])
+
+
+Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+async def silent_clients(collector: Collector, count: int) -> list[Connection]:
+    """Connections to the agents' port over which nothing is sent."""
+    port = int(collector.addresses["grpc"].rpartition(":")[2])
+    return [await asyncio.open_connection("127.0.0.1", port) for _ in range(count)]
+
+
+async def ended(client: Connection) -> None:
+    """Wait until the server closes a connection."""
+    with contextlib.suppress(ConnectionError):
+        await client[0].read()
+    client[1].close()
 
 
 async def test_a_stream_that_says_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -90,7 +90,7 @@ class _Request:
 
     @cached_property
     def verdicts(self) -> list[RenderedVerdict]:
-        """Those that are shown: of a job that stopped nothing else."""
+        """Those that are shown: of a job that stopped, the stop alone."""
         found = (rendered if self.explain else in_short)(self.report)
         known = [filled(one, {_RUN: f"hindmost report {self.path}"}) for one in found]
         return [one for one in known if self.explain or not self._stopped(known) or one.kind in STOPS]

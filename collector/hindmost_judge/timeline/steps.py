@@ -229,7 +229,7 @@ def _matches(tokens: Ints, pattern: Ints, may_begin: Array) -> list[int]:
     """Where the pattern occurs, without overlap, in order, beginning at one of the places ``may_begin`` [K]; and right
     before and after those, unless one that may begin lies within: for a part of the job a step may begin sooner.
 
-    There those of two groups may come in another order, which is no matter of either: the same ones are a step.
+    There the same collectives are a step in any order: those of two groups may change places.
     """
     length = len(pattern)
     equal = np.ones(max(len(tokens) - length + 1, 0), bool)
