@@ -313,12 +313,15 @@ def _explained(report: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _of_cost(report: Mapping[str, Any]) -> str:
-    """What to believe where a named rank causes much longer waits than it costs."""
+    """What to believe where a named rank causes much longer, or much shorter, waits than it costs."""
     caused = {row["rank"]: row.get("caused_wait_ms") or 0.0 for row in report["ranks"]}
     for one in report["verdicts"]:
         cost = one.get("cost_ms_per_step")
-        if cost and sum(caused.get(rank, 0.0) for rank in one.get("ranks") or ()) > _MORE_THAN_COST * cost:
+        waited = sum(caused.get(rank, 0.0) for rank in one.get("ranks") or ())
+        if cost and waited > _MORE_THAN_COST * cost:
             return "; COST is the part that is saved without the fault"
+        if cost and not one.get("since_step") and waited * _MORE_THAN_COST < cost:
+            return " in collectives alone; COST counts other delays too"
     return ""
 
 

@@ -276,7 +276,7 @@ def _one_seen(blocks: Blocks | None, run: Run) -> tuple[str, str]:
         return alone, "let the others inherit this command's environment (sudo, ssh and containers drop it)"
     if blocks is None or len(blocks.steps) == 0:
         return f"{alone}, and no step was recognised", f"run more than one rank; {_mark(run)}"
-    return alone, "see what limits it, and settings to try: `hindmost report RUN --sections limits,advice`"
+    return alone, "see what limits it, and any settings to try: `hindmost report RUN --sections limits,advice`"
 
 
 def _too_few_recorded(ranks: int, job: Job) -> tuple[str, str]:

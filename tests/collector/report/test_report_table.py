@@ -105,6 +105,14 @@ def test_the_caption_says_which_of_two_figures_is_saved(cost: float, explained: 
     assert ("COST is the part that is saved" in shown) == explained
 
 
+@pytest.mark.parametrize(("cost", "since", "explained"), [(199.0, 0, True), (5.0, 0, False), (199.0, 300, False)])
+def test_the_caption_says_that_cost_counts_delays_outside_collectives(cost: float, since: int, explained: bool) -> None:
+    """A rank that neighbours wait for in messages costs more than the waits in collectives, which the column has."""
+    slow = {"kind": "straggler", "ranks": [1], "cost_ms_per_step": cost, "since_step": since}
+    shown = columns.caption(["rank", "caused wait"], report(caused_wait_ms=5.0) | {"verdicts": [slow]})
+    assert ("COST counts other delays too" in shown) == explained
+
+
 def test_of_a_wide_table_what_takes_least_goes_first() -> None:
     """Ranks that are in transfers for most of the step show it at 80 columns, before phases of 1 ms."""
     phases = dict.fromkeys(("input", "h2d", "forward", "backward", "optimizer", "checkpoint", "gc"), 1.0)

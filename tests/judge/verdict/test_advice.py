@@ -60,14 +60,14 @@ def test_the_verdict_on_a_slow_network_says_so(ranks: int, layout: str, where: s
     assert where in said
 
 
-def late(cause: str, *, gpus: bool, framework: str, running: bool = False) -> str:
-    """The advice on rank 2 of 8."""
+def late(cause: str, *, gpus: bool, framework: str, running: bool = False, slow: tuple[int, ...] = (2,)) -> str:
+    """The advice on these ranks of 8: by default rank 2."""
     run = at(["n0"] * 8, gpus=gpus)
     ranks = {**run.ranks, "framework": np.full(8, framework), "pid": np.arange(100, 108)}
     command = "mpirun -np 8 python train.py" if framework in ("torch", "mpi4py") else "mpirun -np 8 ./solver"
     job = replace(run.job, command=command, ended_ns=None if running else 1, exit_code=None if running else 0)
     run = replace(run, ranks=ranks, job=job)
-    return " ".join(advice.on(Verdict("straggler", ranks=(2,), cause=cause), run).advice)
+    return " ".join(advice.on(Verdict("straggler", ranks=slow, cause=cause), run).advice)
 
 
 #: A deadlock is of a hang, which has its own advice.
@@ -112,6 +112,13 @@ def test_of_a_job_that_ended_no_process_is_named(cause: str) -> None:
     said = late(cause, gpus=False, framework="torch")
     assert "102" not in said
     assert said.startswith("run the job again and ")
+
+
+def test_of_several_programs_the_processes_are_named_too() -> None:
+    """Which of the job's processes are the slow ranks is told by their PIDs, in a job that runs."""
+    said = late("unknown", gpus=False, framework="mpi", running=True, slow=(2, 5))
+    assert said.endswith("`gdb -p PID` or `strace -f -p PID` (PIDs 102, 105)")
+    assert "102" not in late("unknown", gpus=False, framework="mpi", slow=(2, 5))
 
 
 def test_the_command_names_the_process_and_the_gpu() -> None:
