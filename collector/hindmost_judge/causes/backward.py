@@ -114,7 +114,7 @@ def _hidden(blocks: Blocks, slowdown: Slowdown) -> bool:
         return False
     if np.isnan(grid.start).all():
         return True
-    where = _places(blocks, slowdown.steps())
+    where = places(blocks, slowdown.steps())
     if where is None:
         return False
     others = np.delete(np.arange(len(grid.ranks)), slowdown.row)[:SAMPLE]
@@ -127,13 +127,13 @@ def find(blocks: Blocks, row: int, columns: Array, healthy: Array | None = None)
 
     In others, where there are such, it was ``healthy``: that tells what its peers take where they queue.
     """
-    where = _places(blocks, columns)
+    where = places(blocks, columns)
     if where is None or blocks.joined is None:
         return None
     grid, lost = blocks.joined, _lost(blocks, row)
     first = grid.duration[:, where[:, 0]]
     late = float(median((peers_median(first) - first)[row]))
-    before = _places(blocks, healthy) if healthy is not None else None
+    before = places(blocks, healthy) if healthy is not None else None
     alike = before is not None and before.shape[1] == where.shape[1]
     own = _usual(*ready_ranks(grid, np.array([row]), before))[0] if before is not None and alike else None
     return Backward(max(late, 0.0), max(_saved(grid, row, where, own, lost), 0.0))
@@ -142,7 +142,7 @@ def find(blocks: Blocks, row: int, columns: Array, healthy: Array | None = None)
 def _lost(blocks: Blocks, row: int) -> float:
     """Ms by which computing takes longer for each ms of an overlapped collective's waiting, from all of the job's
     steps."""
-    where = _places(blocks, np.arange(len(blocks.steps)))
+    where = places(blocks, np.arange(len(blocks.steps)))
     if where is None or blocks.joined is None:
         return 0.0
     grid, where = blocks.joined, where[:: max(len(where) // SAMPLE, 1)]
@@ -151,7 +151,7 @@ def _lost(blocks: Blocks, row: int) -> float:
     return slower(grid.start[rows][:, where], grid.duration[rows][:, where], free)
 
 
-def _places(blocks: Blocks, columns: Array) -> Ints | None:
+def places(blocks: Blocks, columns: Array) -> Ints | None:
     """[N, P] column of each place of those steps that have as many collectives as most.
 
     Parameters that are gathered ahead queue behind the reduction before: when each reduction began tells what is
