@@ -115,7 +115,7 @@ def test_of_a_job_that_ended_no_process_is_named(cause: str) -> None:
 
 
 def test_of_several_programs_the_processes_are_named_too() -> None:
-    """Which of the job's processes are the slow ranks is told by their PIDs, in a job that runs."""
+    """A job that runs gives the PIDs of its slow ranks; the PIDs of one that ended are gone."""
     said = late("unknown", gpus=False, framework="mpi", running=True, slow=(2, 5))
     assert said.endswith("`gdb -p PID` or `strace -f -p PID` (PIDs 102, 105)")
     assert "102" not in late("unknown", gpus=False, framework="mpi", slow=(2, 5))
