@@ -22,7 +22,8 @@ from hindmost_proto import telemetry_pb2 as wire
 
 from tests.waiting import until
 
-FAULTY = Scenario(ranks=16, steps=40, seed=5, faults=(Fault("gpu_throttle", (13,), 0.2),))
+#: So many steps that a pause of the machine, which all of them show, hides no fault.
+FAULTY = Scenario(ranks=16, steps=60, seed=5, faults=(Fault("gpu_throttle", (13,), 0.2),))
 
 
 def collected(folder: Path, scenario: Scenario, seen: str = "") -> int:
@@ -47,9 +48,9 @@ def collected(folder: Path, scenario: Scenario, seen: str = "") -> int:
 
 def test_what_is_sent_is_what_is_judged(tmp_path: Path) -> None:
     """Steps, collectives and samples of two nodes arrive whole: the slow rank is named with its cause."""
-    assert collected(tmp_path / "run", FAULTY) == 2 * 10
+    assert collected(tmp_path / "run", FAULTY) == 2 * 15
     run = load(tmp_path / "run")
-    assert len(run.steps["rank"]) == 16 * 40
+    assert len(run.steps["rank"]) == 16 * 60
     assert set(run.ranks["node"].tolist()) == {"node0000", "node0001"}
     (verdict,) = judge(run).verdicts
     assert (verdict.kind, verdict.ranks, verdict.cause) == ("straggler", (13,), "gpu_throttle")
@@ -78,7 +79,7 @@ def test_what_all_nodes_have_is_made_once(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr("hindmost_collector.simulate.stream.sampled", counted)
     job = Job.of(FAULTY, 0)
     opened = [job.opening(node) for node in job.nodes]
-    assert len(list(job.batches())) == 2 * 10
+    assert len(list(job.batches())) == 2 * 15
     assert len(made) == 1
     places = [
         (communicator.rank_in, communicator.size)
