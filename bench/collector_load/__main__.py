@@ -31,8 +31,6 @@ from typing import Any
 import psutil
 from hindmost_cli.run.environment import proof
 
-from bench.collector_load.open_page import OpenPage
-
 #: Connecting and the first definitions are not what is measured: seconds for any number of agents, and for each.
 SETTLE_S, SETTLE_AGENT_S = 10.0, 1 / 60
 #: Each program sets for itself how gRPC waits.
@@ -77,11 +75,8 @@ def collected(address: str, secret: str) -> dict[str, Any]:
     }
 
 
-def measure(server: str, count: int, seconds: int, pages: int = 0) -> dict[str, Any]:
-    """Start a server and its agents, each in processes of their own; what the server took.
-
-    So many ``pages`` are open meanwhile.
-    """
+def measure(server: str, count: int, seconds: int) -> dict[str, Any]:
+    """Start a server and its agents, each in processes of their own; what the server took."""
     with tempfile.TemporaryDirectory() as directory, tempfile.TemporaryDirectory() as proofs:
         own = ["-m", "hindmost", "collector", "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--store", directory]
         environ, secret = ENVIRONMENT, ""
@@ -101,13 +96,9 @@ def measure(server: str, count: int, seconds: int, pages: int = 0) -> dict[str, 
         try:
             assert client.stdout
             client.stdout.readline()  # all agents are made
-            opened = [OpenPage(addresses["http"]) for _ in range(pages if addresses["http"] else 0)]
             cpu, peak = watched(psutil.Process(started.pid), client, settle, seconds)
             done = json.loads(client.communicate(timeout=seconds + 180)[0])
             figures = collected(addresses["http"], secret) if addresses["http"] else {}
-            figures |= {"pages": pages} if opened else {}
-            for one in opened:
-                figures |= one.close()
             stored, merged = stored_bytes(Path(directory))
         finally:
             for process in (client, started):
@@ -162,13 +153,11 @@ def main() -> None:
         "--secured", type=int, nargs="*", default=[], help="agents at the collector with TLS and a token"
     )
     parser.add_argument("--bare", type=int, nargs="*", default=[], help="agents at the bare server")
-    parser.add_argument("--pages", type=int, default=0, help="pages that are open in browsers meanwhile")
     parser.add_argument("--seconds", type=int, default=40)
     parser.add_argument("--runs", type=int, default=1, help="how often to measure each, one round after the other")
     parser.add_argument("-o", "--output", type=Path, help="where the figures go as JSON")
     parser.add_argument("--add", action="store_true", help="add to what that file has, measured on this machine")
     parser.add_argument("--generate", metavar="ADDRESS", help=argparse.SUPPRESS)
-    parser.add_argument("--first", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--settle", type=float, default=SETTLE_S, help=argparse.SUPPRESS)
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -180,8 +169,7 @@ def main() -> None:
         from bench.collector_load import agents  # noqa: PLC0415 - the same
 
         count = args.agents[0]
-        world = (args.first + count) * agents.RANKS
-        load = agents.Load(count, args.settle, args.seconds, args.first, world)
+        load = agents.Load(count, args.settle, args.seconds, count * agents.RANKS)
         work = agents.generate(args.generate, load)
         print(json.dumps(asyncio.run(work)))
     else:
@@ -190,7 +178,7 @@ def main() -> None:
         each = [(server, count) for server, counts in plan for count in counts]
         found = []
         for server, count in each * args.runs:
-            found.append(measure(server, count, args.seconds, args.pages) | {"seconds": args.seconds})
+            found.append(measure(server, count, args.seconds) | {"seconds": args.seconds})
             print(json.dumps(found[-1]), flush=True)
         if args.output:
             write(args.output, began, found, add=args.add)
@@ -213,9 +201,7 @@ def write(output: Path, began: dict[str, Any], found: list[dict[str, Any]], *, a
 def typical(kept: dict[str, Any], server: str, agents: int, name: str) -> float:
     """The median of the runs of one size, of what such a file has. Raises StatisticsError where there is none."""
     return statistics.median(
-        one[name]
-        for one in kept["measured"]
-        if (one["server"], one["agents"], one.get("pages", 0)) == (server, agents, 0)
+        one[name] for one in kept["measured"] if (one["server"], one["agents"]) == (server, agents)
     )
 
 

@@ -261,13 +261,11 @@ class _Life:
 
 
 class Load(NamedTuple):
-    """How many agents; how long they take to connect and to define what they send, and then send; the first one's
-    number; the ranks of the job."""
+    """How many agents; how long they connect and define what they send, and then send; the ranks of the job."""
 
     count: int
     settle: float
     seconds: int
-    first: int
     world: int
 
     @property
@@ -277,12 +275,12 @@ class Load(NamedTuple):
 
     def start(self, number: int) -> int:
         """When an agent begins: one after the other in the first half of that time."""
-        return int(self.lead / 2 * (number - self.first) / self.count) // TICKS * TICKS
+        return int(self.lead / 2 * number / self.count) // TICKS * TICKS
 
 
 async def generate(address: str, load: Load) -> dict[str, Any]:
     """Run agents; how much was sent and acknowledged, and the CPU time of sending after they had settled."""
-    agents = [Agent(load.first + number, load.world) for number in range(load.count)]
+    agents = [Agent(number, load.world) for number in range(load.count)]
     print("ready", flush=True)
     gate = asyncio.Semaphore(_AT_ONCE)
     began = time.monotonic() + load.settle - load.lead

@@ -310,7 +310,7 @@ def test_a_telephone_needs_no_sideways_scrolling(browser: Any, show: Callable[..
 
 
 def test_of_a_thousand_ranks_only_those_in_view_are_elements(browser: Any, show: Callable[..., Any]) -> None:
-    """However far they are scrolled: that is what makes it fast, which `bench.page` measures."""
+    """However far they are scrolled: that is what makes it fast."""
     show(report(world_size=1024), overview(ranks=1024, steps=(0, 500)))
     assert browser.until(ROWS) < 60
     browser.run("document.querySelector('#scroll').scrollTop = 1e9")
