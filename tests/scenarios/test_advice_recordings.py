@@ -1,12 +1,12 @@
 """What is wrong with a real job, and what to set: recordings of jobs on two CPUs, each with one thing wrong.
 
-Made by bench/advice; folders of commands and metrics of hosts that no rule reads were cut.
+Made by a bench of commit d3657faf; folders of commands and metrics of hosts that no rule reads were cut.
 """
 
 import re
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from hindmost_collector.recordings.load import load
@@ -14,7 +14,23 @@ from hindmost_collector.report import section_rows
 from hindmost_judge.judge import judge
 from hindmost_judge.verdict.schema import Report
 
-from bench.advice.__main__ import CASES
+
+class Case(NamedTuple):
+    """``verdicts``, ``bounds`` and ``settings`` that are right, any of them; none: nothing should be said."""
+
+    wrong: str
+    verdicts: tuple[str, ...]
+    bounds: tuple[str, ...]
+    settings: tuple[str | None, ...]
+
+
+CASES = {
+    "reads": Case("the file gives 4 MB/s", ("input_bound",), ("input",), ("storage",)),
+    "ranks": Case("3 ranks a CPU", ("oversubscribed", "balanced"), ("cpu",), ("ranks per node",)),
+    "threads": Case("4 threads a CPU", ("balanced", "oversubscribed"), ("cpu", "compute"), ("threads of each rank",)),
+    "link": Case("100 Mbit/s", ("slow_link", "balanced"), ("communication",), ("collectives not overlapped",)),
+    "one": Case("nothing", ("insufficient_data",), ("compute",), (None,)),
+}
 
 #: Other processes used 1.7 of the 2 CPUs while this was recorded: fewer ranks would not help.
 CROWDED = "ranks"
