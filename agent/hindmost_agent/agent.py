@@ -32,6 +32,9 @@ FLUSH_NS = 2 * NS
 FLUSH_MOST_NS = 4 * NS
 #: On full cores, where it is judged less often and each batch takes a core from a rank.
 FULL_FLUSH_NS = FULL_PERIOD_S * NS
+#: So long after the agent, or the first ring of a node, came, batches are frequent there too: of the first steps a job
+#: gets its first verdict.
+BEGINS_NS = 16 * NS
 #: Samples are so much further apart there.
 FULL_SAMPLING = 2
 #: A batch is made of so many events, however soon: as rows they are some 10 MiB, and a collector takes 16.
@@ -89,6 +92,7 @@ class Agent:
         self._cores_are_full, self.full = cores_are_full, False
         self._phase, self._unix_ns = phase, unix_ns
         self._flush_ns = self._flushed_ns = self._turn_ns = LONG_AGO_NS
+        self._began_ns: int | None = None  # when there was a first tick or, after none, a first ring
         #: Whether the last batch came when it was due, with those of other nodes; else there was reason for it.
         self.in_turn = False
         self._folders_ns = LONG_AGO_NS
@@ -112,7 +116,8 @@ class Agent:
             self._sample_ns = self._next(self._interval_ns * (FULL_SAMPLING if self.full else 1), now_ns)
             self._sample(now_ns)
         if due:
-            asked_ns = FULL_FLUSH_NS if self.full else min(self.batch_ns, FLUSH_MOST_NS)
+            begins = self._began_ns is None or now_ns - self._began_ns < BEGINS_NS
+            asked_ns = FULL_FLUSH_NS if self.full and not begins else min(self.batch_ns, FLUSH_MOST_NS)
             self.in_turn = self._flush_ns == self._turn_ns
             self._flush_ns = self._turn_ns = self._next(max(self._flush_period_ns, asked_ns), now_ns)
         elif again:
@@ -225,7 +230,10 @@ class Agent:
         if self._jobs is not None and now_ns >= self._folders_ns:
             self._folders_ns = now_ns + FOLDERS_NS
             self.rings.folders = self._jobs.folders(now_ns)
+        here = len(self.rings)
         self.rings.discover(now_ns)
+        if self._began_ns is None or len(self.rings) > here == 0:
+            self._began_ns = now_ns
 
     def _look(self, now_ns: int) -> None:
         """Who of the ranks runs."""

@@ -22,7 +22,6 @@ from hindmost_collector.ingest.streams import MESSAGE_LIMIT
 from hindmost_collector.live.evaluation_loop import Watch
 from hindmost_collector.live.sealing import finish as seal
 from hindmost_collector.live.sealing import note, preliminary
-from hindmost_collector.live.window import window_limit
 from hindmost_collector.page.history import cells_of
 from hindmost_collector.serve.credentials import Door
 from hindmost_collector.serve.endpoints import Endpoints
@@ -99,9 +98,9 @@ def _prune(components: Components) -> None:
     now = components.clock.now()
     components.definitions.used(components.nodes.schemas(), now)
     components.nodes.expire(now - STALE_NS, now)
-    limit, cells = window_limit(len(components.jobs)), cells_of(len(components.jobs))
+    cells = cells_of(len(components.jobs))
     for job in components.jobs.values():
-        job.window.bound(components.judging.window_rows(job.id, limit))
+        components.bound_window(job)
         job.history.bound(cells)
     if not components.recorder.trouble:  # what waits for the disk still needs its definitions
         components.ingest.prune(now - FORGET_NS)
@@ -204,8 +203,13 @@ class Collector(Components):
             pause_s = self.watch.pause_s(usual_s)
             may_hang, turn = pause_s < usual_s, usual_s == left_s
             await asyncio.sleep(pause_s)
-            if not full or may_hang or turn or self.ingest.inbox.out_of_turn or self._departing():
+            news = self.ingest.inbox.out_of_turn or (self.ingest.inbox.waits and self._unjudged())
+            if not full or may_hang or turn or news or self._departing():
                 return
+
+    def _unjudged(self) -> bool:
+        """Whether a job waits for its first verdict."""
+        return any(job.report is None for job in self.jobs.values())
 
     def _departing(self) -> bool:
         """Whether an agent waits for its last acknowledgement."""

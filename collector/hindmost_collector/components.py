@@ -17,6 +17,7 @@ from hindmost_collector.live.evaluation_schedule import Judging, share_of
 from hindmost_collector.live.jobs import LiveJob
 from hindmost_collector.live.kubernetes import NOTHING, Kubernetes
 from hindmost_collector.live.notification import Destination, Lines, Outlet, destination
+from hindmost_collector.live.window import window_limit
 from hindmost_collector.serve.credentials import Gate
 from hindmost_collector.serve.node_metrics import NodeMetrics
 from hindmost_collector.store.recorder import StoreRecorder
@@ -72,9 +73,8 @@ class Components:
         self.shielded = ShieldedTasks()
         targets: list[Destination] = [destination(options.on_verdict)] if options.on_verdict else []
         targets += [Kubernetes(options.kubernetes)] if options.kubernetes != NOTHING else []
-        #: The terminal or log of the command that started the collector, which also hears that verdicts wait.
-        self.terminal = Outlet(Lines()) if options.print_verdicts else None
-        self.outlets = [*map(Outlet, targets), *([self.terminal] if self.terminal else [])]
+        targets += [Lines()] if options.print_verdicts else []
+        self.outlets = [Outlet(one) for one in targets]
         self.remote: RemoteWrite | None = None
         self.upkeep_seconds: float = 0.0
         self.withheld_series = 0
@@ -87,3 +87,7 @@ class Components:
             command = self.options.command if name == self.options.job_id else None
             job = self.jobs[name] = LiveJob(name, self.clock.now(), command or None, self.settings)
         return job
+
+    def bound_window(self, job: LiveJob) -> None:
+        """Have a job hold no more rows than its share of the memory, and than may be judged."""
+        job.window.bound(self.judging.window_rows(job.id, window_limit(len(self.jobs))))

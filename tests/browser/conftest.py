@@ -103,7 +103,6 @@ class Shown:
         ranks = [row["rank"] for row in (report or {}).get("ranks", ())]
         self.job = SimpleNamespace(
             id=(report or {"job": {"id": None}})["job"]["id"],
-            awaits="",
             judged_s=lambda _: None,
             command=(report or {"job": {}})["job"].get("command"),
             report=report,

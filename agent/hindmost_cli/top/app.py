@@ -232,10 +232,7 @@ class Top(App[None]):
         return f"live, verdicts {rows.age(judged)} old" if judged > _OLD_VERDICTS_S else "live"
 
     def _without_verdicts(self) -> str:
-        if self._picture["judged"]:
-            return "no rank is slow now"
-        awaits = self._picture.get("awaits")
-        return f"no verdict yet: {awaits}" if awaits else "no verdict yet"
+        return "no rank is slow now" if self._picture["judged"] else "no verdict yet"
 
     def _verdicts(self, width: int) -> Text:
         """The verdicts in as many lines as leave the table most of the screen; of a single one its cost, or else

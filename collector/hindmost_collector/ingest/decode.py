@@ -69,6 +69,11 @@ class Inbox:
         #: Whether in this turn an agent has sent a second batch, which is news, or more has come than may wait.
         self.out_of_turn = False
 
+    @property
+    def waits(self) -> bool:
+        """Whether a batch does."""
+        return bool(self._waiting)
+
     def parsed(self, raw: bytes) -> Any:
         """A message; its bytes count until the inbox is emptied."""
         self._bytes += len(raw)

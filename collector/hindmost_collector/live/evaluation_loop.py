@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from typing import TYPE_CHECKING, Any
 
-from hindmost_collector.live.evaluation_schedule import EVERY_S, FULL_FIRST_S
+from hindmost_collector.live.evaluation_schedule import EVERY_S
 from hindmost_collector.live.notification import Notification
 from hindmost_collector.live.verdicts import VerdictLog, event_trace_request, line
 
@@ -78,17 +77,6 @@ class Watch:
             timed_out = job.stall.timed_out(job)
             if due or timed_out:
                 await self.turn(job, whole=timed_out)
-            elif not job.awaits and self._judging.first_is_late(job.id):
-                self._announce_wait(job)
-
-    def _announce_wait(self, job: LiveJob) -> None:
-        """Say why a job has no verdict yet, on the terminal once: silence looks like a failure."""
-        job.awaits = (
-            f"all cores of {os.uname().nodename} are busy; the first verdict comes within {FULL_FIRST_S:.0f} s,"
-            " or when the job ends"
-        )
-        if terminal := self._components.terminal:
-            terminal.put(Notification.waiting(job.id, self._components.clock.now(), job.awaits))
 
     async def turn(self, job: LiveJob, *, whole: bool) -> None:
         """Judge the window of a job, the ``whole`` of it whatever that costs where the job may hang.
@@ -128,6 +116,7 @@ class Watch:
     async def _judge(self, job: LiveJob, *, concurrent: bool = False) -> None:
         """Run a full evaluation of a job, and report what is new."""
         components, seen = self._components, self._evaluated_until(job)
+        components.bound_window(job)
         snapshot = job.reported_snapshot(components.decoder.words)
         report = await asyncio.to_thread(
             self._judging.judged, job.id, snapshot, concurrent=concurrent, show=job.history

@@ -222,16 +222,12 @@ WRITE_S = 0.25
 #: twice as long.
 FULL_SHARE, FULL_LEAST_S, FULL_MOST_S = 0.001, 10.0, 300.0
 NEWS_SHARE, MOST_HURRIED = 5 * FULL_SHARE, 5
-#: Longest CPU time (s) of a full evaluation while cores are full. Windows become as long as that allows.
-FULL_WHOLE_S = NEWS_SHARE * FULL_MOST_S
-#: Rows of a table that about so much CPU time judges, until a job's own are known: 2.5 s on a busy core, 4.0 s for
-#: 400,000 (16 ranks in all-reduces, 350 steps a second).
-FULL_FIRST_ROWS = 150_000
-#: After which the first judgement comes, of a job that fills its cores from its start on: with what it loads it takes
-#: over a second of CPU time. After 20 s that alone made steps of 16 ranks 4 % longer for half a minute.
-FULL_FIRST_S = 100.0
-#: Cores are idle until the ranks of a job have started. So long after its first data they may not be known to be full.
-STARTING_S = 2.0
+#: Longest CPU time (s) of a full evaluation while cores are full. It reads at most so many times the rows of the last
+#: one; the first reads as few as an incremental one, 70 to 200 ms.
+FULL_WHOLE_S, FULL_GROWTH = NEWS_SHARE * FULL_MOST_S, 3
+#: So long (s) after its first data a job is judged first, and while cores are full: idle until its ranks have started,
+#: they may not be known to be full before.
+STARTING_S, FULL_FIRST_S = 2.0, 5.0
 
 
 def load_judge(settings: Settings = DEFAULT) -> Judge:
@@ -365,11 +361,6 @@ class Judging:
             apart_s = min(apart_s, still_s / 2)
         return now - last < apart_s
 
-    def first_is_late(self, job: str) -> bool:
-        """Whether a job that had data for some time has no judgement yet because all cores are busy."""
-        last = self._last.get(job)
-        return last is not None and job not in self._turns and self._clock() - last >= FULL_LEAST_S and self._full()
-
     def _between_turns_s(self, job: str, turn: _Turn) -> float:
         """Seconds between the turns of a job while cores are full."""
         return _apart_s(turn.look_took) if self.costly(job) else turn.between_wholes_s()
@@ -413,9 +404,8 @@ class Judging:
         turn = self._turns.get(job)
         if not self._full():
             return limit
-        if turn is None or turn.took <= 0:
-            return min(limit, FULL_FIRST_ROWS)
-        return min(limit, max(int(turn.judged * FULL_WHOLE_S / turn.took), INCREMENTAL_ROWS))
+        growth = min(FULL_WHOLE_S / turn.took, FULL_GROWTH) if turn is not None and turn.took > 0 else 0
+        return min(limit, max(int(turn.judged * growth) if turn else 0, INCREMENTAL_ROWS))
 
     def full_due(self, job: str) -> bool:
         """Whether a full evaluation is due now: for news, or because the last one was long ago."""
@@ -467,6 +457,7 @@ class Judging:
             turn.past = next((verdict.past for verdict in found.verdicts if verdict.past is not None), None)
             turn.counted = found.counted or turn.counted
             turn.held, turn.ranks = outcome_of(found), len(found.ranks)
+            turn.soon |= any(verdict.kind == "insufficient_data" for verdict in found.verdicts)
             if not concurrent:
                 turn.seen = None
             self._compare(turn, asked, before, newest)

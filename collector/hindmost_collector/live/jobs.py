@@ -55,7 +55,6 @@ class LiveJob:
         self.window.command, self.window.started_ns = command, now_ns
         self.report: Mapping[str, Any] | None = None
         self.judged: Mapping[str, Any] | None = None  # when, up to which step, the report was seen to hold
-        self.awaits = ""  # what its first verdict waits for, in words
         self.exit_code: int | None = None
         self.ended_ns: int | None = None  # when its command ended; agents may be waited for after that
         self.interrupted_by: str | None = None

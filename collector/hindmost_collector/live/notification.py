@@ -75,11 +75,6 @@ class Notification:
         named = tuple(pods[rank] for rank in verdict.get("ranks") or () if rank in pods) if pods else ()
         return cls(job, event["event"], event["id"], event["time_ns"], verdict, text, ended, named)
 
-    @classmethod
-    def waiting(cls, job: str, time_ns: int, what: str) -> Notification:
-        """A job has no verdict yet, and ``what`` it waits for."""
-        return cls(job, "waiting", "", time_ns, {"kind": "waiting"}, f"no verdict yet: {what}")
-
     @property
     def payload(self) -> bytes:
         """What a command reads from stdin and a webhook gets: Slack shows ``text``, and takes no other name for markup

@@ -88,7 +88,6 @@ class LivePage:
             "step": job.window.last_step if job.window.last_step >= 0 else job.history.last_step,
             "steps_s": pace[0] if pace else None,
             "work_s": pace[1] if pace else None,
-            "awaits": job.awaits,
             "judged_s": job.judged_s(self._parts.clock.now()),
             "age_s": None if age_ns is None else round(max(age_ns, 0) / 1e9, 1),
             "started_s": job.started_ns / 1e9,

@@ -126,8 +126,7 @@ class LiveTables:
         if job is None:
             return picture(None, {"rank": (), "node": (), "gpu_uuid": ()}, (), cells, job="", jobs=shown, time_ns=now)
         heard = {"age_s": _seconds(contact.age_ns(job)), "lost": sorted(contact.lost_of(job))}
-        judged = {"awaits": job.awaits, "judged_s": job.judged_s(now)}
-        more: dict[str, Any] = {"over": job.over, "jobs": shown, "time_ns": now, **heard, **judged}
+        more: dict[str, Any] = {"over": job.over, "jobs": shown, "time_ns": now, **heard, "judged_s": job.judged_s(now)}
         return picture(job.report, *_of(job), cells, job=job.id, path=self.path(job.id), **more)
 
     def path(self, job: str) -> str:

@@ -28,7 +28,7 @@ def collector(jobs: dict[str, Any], now: Callable[[], float]) -> Any:
         ingest=SimpleNamespace(ask=lambda job, question: None),
         options=Options(out="run", exit_when_stdin_closes=True),
         outlets=(),
-        terminal=None,
+        bound_window=lambda job: None,
         cores_are_full=lambda: False,
     )
 
@@ -69,6 +69,7 @@ class Paced:
         cores_are_full: Callable[[], bool] | None = None,
     ) -> None:
         self.now, self.used, self.whole_s, self.look_s = BEGAN, 0.0, whole_s, look_s
+        self.kind = "straggler"
         self.names: dict[str, tuple[int, ...]] = {"whole": (), "newest": ()}
         self.judged: list[tuple[float, str]] = []
         self.rows: list[int] = []
@@ -102,7 +103,6 @@ class Paced:
             judged_revision=-1,
             sealed=False,
             judged=None,
-            awaits="",
             report=None,
             reported=0,
             events=[],
@@ -122,4 +122,4 @@ class Paced:
         return Run(Job(which), incremental=which == "newest")
 
     def _judge(self, run: Run) -> Report:
-        return Report(JobSummary("j"), tuple(Verdict("straggler", (rank,)) for rank in self.names[run.job.id]))
+        return Report(JobSummary("j"), tuple(Verdict(self.kind, (rank,)) for rank in self.names[run.job.id]))

@@ -99,7 +99,7 @@ async def test_judging_waits_for_a_write(monkeypatch, writing, overdue, timed_ou
 
     stall = SimpleNamespace(urgent=lambda job: True, question=lambda job: None, timed_out=lambda job: timed_out)
     job = SimpleNamespace(
-        id="j", sealed=False, revision=1, judged_revision=0, awaits="", stall=stall, window=SimpleNamespace(still_ns=0)
+        id="j", sealed=False, revision=1, judged_revision=0, stall=stall, window=SimpleNamespace(still_ns=0)
     )
     collector = SimpleNamespace(
         jobs={"j": job},
@@ -172,6 +172,7 @@ class Costly:
             decoder=SimpleNamespace(words=None),
             recorder=SimpleNamespace(store=None),
             outlets=(),
+            bound_window=lambda job: None,
         )
         return Watch(collector, judging or self.judging(), never_ends)
 

@@ -42,7 +42,6 @@ class Node:
             sealed=False,
             exit_code=None,
             report=None,
-            awaits="",
             judged_s=lambda _: None,
             reported=0,
             verdicts=list,

@@ -295,7 +295,7 @@ let drawn = "";
 
 function showVerdicts() {
   const report = now.report;
-  const text = JSON.stringify(report ? [report.rendered, report.notes, report.overlap, report.job, report.bound, report.waste] : now.state && now.state.awaits);
+  const text = JSON.stringify(report ? [report.rendered, report.notes, report.overlap, report.job, report.bound, report.waste] : null);
   if (text === drawn) return;
   drawn = text;
   const shown = report ? report.rendered : [];
@@ -322,7 +322,7 @@ function showVerdicts() {
 function emptyCard() {
   const card = make("article", null, "card verdict unsure");
   const title = make("h2");
-  title.append(make("b", "NO VERDICT YET"), make("span", (now.state && now.state.awaits) || "it comes after a few steps"));
+  title.append(make("b", "NO VERDICT YET"), make("span", "it comes after a few steps"));
   card.append(title);
   return card;
 }
