@@ -100,6 +100,22 @@ def test_launches_without_operations_are_forgotten() -> None:
     assert [row.enqueue_ns for row in rows(builder.collectives)] == [UNMEASURED, 999]
 
 
+def test_a_launch_is_of_one_operation() -> None:
+    """The next one of the same number has its own, or none."""
+    operation = event(ring.COLLECTIVE, "all_reduce", 50, 1, seq=3, flags=ring.GPU_TIME)
+    builder = built(event(ring.LAUNCH, "all_reduce", 40, 5, seq=3), operation, operation)
+    assert [row.enqueue_ns for row in rows(builder.collectives)] == [40, UNMEASURED]
+
+
+def test_what_came_before_a_loss_is_of_no_call_after_it() -> None:
+    """The call that the gap, or the launch, was before may be among what was lost."""
+    builder = built(event(ring.SELF, "", 0, 30), event(ring.LAUNCH, "all_reduce", 40, 5, seq=3))
+    builder.broke()
+    for flags in (0, ring.GPU_TIME):
+        feed(builder, [event(ring.COLLECTIVE, "all_reduce", 50, 1, seq=3, flags=flags)])
+    assert [(row.self_ns, row.enqueue_ns) for row in rows(builder.collectives)] == [(UNMEASURED, UNMEASURED)] * 2
+
+
 def test_a_loop_without_steps_keeps_nothing_forever() -> None:
     """Phases that no step takes are handed out as intervals, at the latest at the end."""
     builder = built(*(event(ring.PHASE, "forward", at * 10, 5) for at in range(20_000)))
