@@ -27,12 +27,10 @@ COUNTED = ("metrics", "steps", "collectives", "intervals", "rank_states", "stack
 class Scene:
     """Everything below one folder; ``close`` ends all of it."""
 
-    def __init__(self, folder: Path, *options: str, patience_s: float = PATIENCE_S) -> None:
+    def __init__(self, folder: Path) -> None:
         self.run, self.rings, self.spool = folder / "run", folder / "rings", folder / "spool"
         self.link = Link()
         self._errors = (folder / "errors.log").open("ab")
-        self._options = options
-        self._patience_s = patience_s
         self._ranks: list[subprocess.Popen[str]] = []
         self._started: list[subprocess.Popen[str]] = []
         self.collector = self.start_collector()
@@ -51,7 +49,7 @@ class Scene:
         """An agent on this scene's rings and spool."""
         where = ("--ring-dir", str(self.rings), "--spool", str(self.spool), "--job-id", "ledger")
         address = f"127.0.0.1:{self.link.port}"
-        self.agent = self._hindmost("agent", "--collector", address, *where, *self._options, "--exit-when-stdin-closes")
+        self.agent = self._hindmost("agent", "--collector", address, *where, "--exit-when-stdin-closes")
         _line(self.agent)
         return self.agent
 
@@ -62,12 +60,12 @@ class Scene:
 
     def end_ranks(self) -> list[int]:
         """Training ends: how many steps each rank marked."""
-        return [int(rank.communicate(timeout=self._patience_s)[0]) for rank in self._ranks]
+        return [int(rank.communicate(timeout=PATIENCE_S)[0]) for rank in self._ranks]
 
     def deliver(self) -> dict[str, Any]:
         """Let the agent leave, and where it ran out of time the next one, until nothing is kept: the last account."""
         account = self.end_agent()
-        deadline = time.monotonic() + self._patience_s
+        deadline = time.monotonic() + PATIENCE_S
         while account["kept"] and time.monotonic() < deadline:
             self.start_agent()
             account = self.end_agent()
@@ -75,13 +73,13 @@ class Scene:
 
     def end_agent(self) -> dict[str, Any]:
         """Let the agent leave in order: its account of samples."""
-        said, _ = self.agent.communicate(timeout=self._patience_s)
+        said, _ = self.agent.communicate(timeout=PATIENCE_S)
         account: dict[str, Any] = json.loads(said.splitlines()[-1])["samples"]
         return account
 
     def end_collector(self) -> None:
         """Let the collector write what it has, judge and leave."""
-        self.collector.communicate(timeout=self._patience_s)
+        self.collector.communicate(timeout=PATIENCE_S)
 
     def kill(self, process: subprocess.Popen[str]) -> None:
         """``kill -9``: nothing is said or written in order."""
@@ -90,22 +88,14 @@ class Scene:
 
     def until(self, true: Callable[[], bool], what: str) -> None:
         """Wait for something that must come. Raises ``AssertionError`` when it does not in time."""
-        deadline = time.monotonic() + self._patience_s
+        deadline = time.monotonic() + PATIENCE_S
         while not true():
-            assert time.monotonic() < deadline, f"did not happen within {self._patience_s:.0f} s: {what}"
+            assert time.monotonic() < deadline, f"did not happen within {PATIENCE_S:.0f} s: {what}"
             time.sleep(0.2)
 
     def spooled(self) -> int:
         """Bytes in the agent's spool."""
         return sum(path.stat().st_size for path in self.spool.glob("*.spool"))
-
-    def dropped(self) -> int:
-        """Samples that the agent's saved account says are given up, and surely so: none that may have arrived."""
-        try:
-            saved = json.loads((self.spool / "ledger.json").read_bytes())
-        except (OSError, ValueError):
-            return 0
-        return int(sum(saved["dropped"].values()))
 
     def table(self, name: str) -> pa.Table:
         """What is stored of one table, at this moment."""
