@@ -220,21 +220,6 @@ def stacks(machine: Machine) -> Finding:
     return Finding("yes", "py-spy may read the processes of this user")
 
 
-def perf(machine: Machine) -> Finding:
-    """Hardware counters, which nothing in hindmost needs."""
-    level = machine.text("/proc/sys/kernel/perf_event_paranoid")
-    if level is None:
-        return Finding("no", "no perf events in this kernel", "none for hindmost")
-    if int(level) > 2 and os.geteuid() != 0:
-        return Finding(
-            "part",
-            f"perf_event_paranoid is {level}",
-            "none for hindmost",
-            "sysctl kernel.perf_event_paranoid=2",
-        )
-    return Finding("yes", f"perf_event_paranoid is {level}")
-
-
 def ports(machine: Machine) -> Finding:  # noqa: ARG001 - asks this machine's network
     """A loopback port for the collector, and an address that other hosts can reach."""
     with socket.socket() as listener:
@@ -398,7 +383,6 @@ CHECKS: dict[str, Callable[[Machine], Finding]] = {
     "pressure": pressure,
     "run queue": run_queue,
     "stacks": stacks,
-    "perf": perf,
     "ports": ports,
 }
 

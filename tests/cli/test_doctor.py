@@ -101,7 +101,6 @@ def test_a_check_that_fails_is_an_answer(bare: Machine, monkeypatch: pytest.Monk
         (doctor.pressure, {"proc/pressure/cpu": "some avg10=0.00"}, "yes", "pressure"),
         (doctor.run_queue, {"proc/self/schedstat": "12 3 4\n"}, "yes", "run-queue"),
         (doctor.run_queue, {"proc/self/schedstat": "0 0 0\n"}, "no", "is empty"),
-        (doctor.perf, {"proc/sys/kernel/perf_event_paranoid": "2\n"}, "yes", "is 2"),
     ],
 )
 def test_what_files_say(

@@ -1,15 +1,31 @@
 """What goes wrong in a subcommand ends in one line."""
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NoReturn
 
 import hindmost_cli
 import pytest
+from google.protobuf.runtime_version import VersionError
 from hindmost import requirements
 from hindmost_collector.simulate import Scenario, simulate
 from hindmost_collector.simulate.write import run_directory
+
+
+@pytest.fixture
+def fails(monkeypatch: pytest.MonkeyPatch) -> Callable[[Exception], None]:
+    """Has every command raise this error."""
+
+    def make(error: Exception) -> None:
+        def run(_: object) -> NoReturn:
+            raise error
+
+        module = SimpleNamespace(configure=lambda _: None, run=run)
+        monkeypatch.setattr(hindmost_cli.importlib, "import_module", lambda _: module)
+
+    return make
 
 
 def test_an_empty_path_is_not_this_folder(capsys: pytest.CaptureFixture[str]) -> None:
@@ -22,22 +38,6 @@ def test_part_of_an_option_is_not_taken_for_the_whole(capsys: pytest.CaptureFixt
     """``--out`` is an option of ``run``, and a folder: of ``report`` it would write a file of that name."""
     assert hindmost_cli.main(["report", "runs/7", "--out", "folder"]) == 2
     assert "--out" in capsys.readouterr().err
-
-
-def test_what_may_not_be_read_ends_in_one_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A file of another program: it is named, and no traceback is shown."""
-
-    def denied(_: object) -> NoReturn:
-        raise PermissionError(13, "Permission denied", "runs/7/meta.json")
-
-    module = SimpleNamespace(configure=lambda _: None, run=denied)
-    monkeypatch.setattr(hindmost_cli.importlib, "import_module", lambda _: module)
-    assert hindmost_cli.main(["report"]) == 2
-    message = capsys.readouterr().err
-    assert message.startswith("hindmost report: runs/7/meta.json: Permission denied")
-    assert message.count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -74,18 +74,17 @@ def test_what_is_not_installed_is_named_with_what_installs_it(
 
 @pytest.mark.parametrize(("command", "least"), [(["agent"], ""), (["query", ".", "select 1"], "; grpcio 0 is older")])
 def test_a_missing_distribution_is_named_with_the_command_that_installs_it(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: list[str], least: str
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    fails: Callable[[Exception], None],
+    command: list[str],
+    least: str,
 ) -> None:
     """What is imported as ``google.protobuf`` is named protobuf, with all else that is missing or too old."""
     lacking = {"protobuf": "", "numpy": "", "pyarrow": "", "grpcio": "0"}
     monkeypatch.setattr(requirements, "installed", lambda name: lacking.get(name, "999"))
 
-    def run(_: object) -> NoReturn:
-        raise ModuleNotFoundError("No module named 'google'", name="google")
-
-    monkeypatch.setattr(
-        hindmost_cli.importlib, "import_module", lambda _: SimpleNamespace(configure=lambda _: None, run=run)
-    )
+    fails(ModuleNotFoundError("No module named 'google'", name="google"))
     assert hindmost_cli.main(command[:1]) == 1
     said = capsys.readouterr().err
     assert "google" not in said
@@ -96,54 +95,19 @@ def test_a_missing_distribution_is_named_with_the_command_that_installs_it(
 
 
 def test_without_an_installed_hindmost_a_missing_module_is_named(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], fails: Callable[[Exception], None]
 ) -> None:
     """A tree on PYTHONPATH has no metadata: the line names the module, and what installs hindmost."""
 
     def unknown(name: str) -> NoReturn:
         raise requirements.metadata.PackageNotFoundError(name)
 
-    def run(_: object) -> NoReturn:
-        raise ModuleNotFoundError("No module named 'duckdb'", name="duckdb")
-
     monkeypatch.setattr(requirements.metadata, "requires", unknown)
-    monkeypatch.setattr(
-        hindmost_cli.importlib, "import_module", lambda _: SimpleNamespace(configure=lambda _: None, run=run)
-    )
+    fails(ModuleNotFoundError("No module named 'duckdb'", name="duckdb"))
     assert hindmost_cli.main(["report"]) == 1
     said = capsys.readouterr().err
     assert said.startswith("hindmost report: no module duckdb: pip install ")
     assert said.count("\n") == 1
-
-
-def test_a_protobuf_that_is_too_old_is_one_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The generated code refuses an older runtime by an error that is no ImportError."""
-    from google.protobuf.runtime_version import VersionError
-
-    def run(_: object) -> NoReturn:
-        raise VersionError("gencode 9.0.0 runtime 8.0.0")
-
-    monkeypatch.setattr(
-        hindmost_cli.importlib, "import_module", lambda _: SimpleNamespace(configure=lambda _: None, run=run)
-    )
-    assert hindmost_cli.main(["agent"]) == 1
-    assert capsys.readouterr().err.startswith("hindmost agent: gencode 9.0.0 runtime 8.0.0: pip install")
-
-
-def test_what_is_broken_is_said_as_it_is(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """A package that is there and cannot be loaded is not called missing."""
-
-    def broken(_: object) -> NoReturn:
-        raise ImportError("libarrow.so: cannot open shared object file", name="pyarrow")
-
-    module = SimpleNamespace(configure=lambda _: None, run=broken)
-    monkeypatch.setattr(hindmost_cli.importlib, "import_module", lambda _: module)
-    assert hindmost_cli.main(["report"]) == 1
-    assert capsys.readouterr().err.startswith(
-        "hindmost report: libarrow.so: cannot open shared object file: pip install"
-    )
 
 
 @pytest.mark.parametrize("words", [["nonsense"], ["report"], ["report", "--nonsense", "."], ["top", "--interval", "x"]])
@@ -241,19 +205,22 @@ def test_an_option_of_another_command_is_said_to_be_its(capsys: pytest.CaptureFi
     [
         (MemoryError("Unable to allocate 7 TiB"), "out of memory (Unable to allocate 7 TiB): ", 1),
         (OSError(5, "Input/output error", "runs/7/meta.json"), "runs/7/meta.json: Input/output error", 1),
+        (PermissionError(13, "Permission denied", "runs/7/meta.json"), "runs/7/meta.json: Permission denied", 2),
         (UnicodeEncodeError("utf-8", "runs/\udcff", 5, 6, "surrogates"), "runs/\\udcff: this name is not UTF-8", 2),
+        # Of protobuf's generated code, which refuses an older runtime; of a package that is there and cannot be loaded.
+        (VersionError("gencode 9.0.0 runtime 8.0.0"), "gencode 9.0.0 runtime 8.0.0: pip install", 1),
+        (ImportError("libarrow.so: cannot open", name="pyarrow"), "libarrow.so: cannot open: pip install", 1),
     ],
 )
 def test_what_the_system_refuses_is_one_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception, message: str, code: int
+    capsys: pytest.CaptureFixture[str],
+    fails: Callable[[Exception], None],
+    error: Exception,
+    message: str,
+    code: int,
 ) -> None:
-    """Memory, a disk that fails, a name that no library takes: no traceback."""
-
-    def failing(_: object) -> NoReturn:
-        raise error
-
-    module = SimpleNamespace(configure=lambda _: None, run=failing)
-    monkeypatch.setattr(hindmost_cli.importlib, "import_module", lambda _: module)
+    """Memory, a disk that fails, a file of another user, a name or a library that cannot be used: no traceback."""
+    fails(error)
     assert hindmost_cli.main(["report"]) == code
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"hindmost report: {message}")

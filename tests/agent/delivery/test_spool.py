@@ -42,14 +42,6 @@ def killed(spool: Spool, folder: Path, limit: int = LIMIT) -> Spool:
     return Spool(folder, limit)
 
 
-def test_batches_are_sent_once_in_order_after_their_definitions(spool: Spool) -> None:
-    """A definition comes before the first batch that refers to it, and only once on a stream."""
-    fill(spool, 3, definitions={77: b"what 77 means"})
-    spool.connected(0)
-    assert sent(spool) == [0, 1, 2, 3]
-    assert spool.next() is None
-
-
 def test_a_stream_of_years_remembers_no_job_of_years_ago(spool: Spool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Definitions that the collector has are forgotten now and then, and sent again where a batch needs them."""
     monkeypatch.setattr("hindmost_agent.delivery.spool.MOST_DEFINITIONS", 10)
@@ -63,11 +55,11 @@ def test_a_stream_of_years_remembers_no_job_of_years_ago(spool: Spool, monkeypat
     assert sent(spool)[-1] == 101
 
 
-def test_a_new_stream_goes_on_after_what_is_durable(spool: Spool) -> None:
-    """After a reconnect the collector gets its definitions again, and no batch twice."""
+def test_batches_are_sent_in_order_after_their_definitions(spool: Spool) -> None:
+    """A definition comes before the first batch that needs it, once a stream; no batch comes twice after a reconnect."""
     fill(spool, 5, definitions={77: b"what 77 means"})
     spool.connected(0)
-    sent(spool)
+    assert sent(spool) == [0, 1, 2, 3, 4, 5]
     spool.connected(3)
     assert sent(spool) == [0, 4, 5]
     assert spool.ledger.delivered == 30
@@ -368,21 +360,9 @@ def test_nothing_is_left_behind_on_demand(tmp_path: Path) -> None:
     assert not (tmp_path / "spool").exists()
 
 
-def test_a_closed_spool_waits_for_the_next_agent(tmp_path: Path) -> None:
-    """What was not acknowledged is sent after the next start."""
-    spool = Spool(tmp_path / "spool", LIMIT)
-    fill(spool, 3)
-    spool.close()
-    again = Spool(tmp_path / "spool", LIMIT)
-    again.connected(0)
-    assert sent(again) == [1, 2, 3]
-    again.close()
-
-
 def spool_with(folder: Path, batches: int) -> Spool:
-    spool = Spool(folder, 1 << 20)
-    for _ in range(batches):
-        spool.append(10, spool.next_sequence.to_bytes(8, "little"), {})
+    spool = Spool(folder, LIMIT)
+    fill(spool, batches)
     return spool
 
 
@@ -397,20 +377,20 @@ def test_what_was_not_acknowledged_is_said_and_kept(tmp_path: Path, caplog: pyte
     (line,) = caplog.messages
     assert f"30 samples were not acknowledged by head:9460 and stay in {tmp_path}/spool" in line
     assert f"hindmost agent --job-id 77 --spool {tmp_path}/spool" in line
-    again = Spool(tmp_path / "spool", 1 << 20)
+    again = Spool(tmp_path / "spool", LIMIT)
     assert again.ledger.pending == 30
     again.close()
 
 
 def test_no_more_is_kept_than_is_on_disk(tmp_path: Path) -> None:
     """What a full spool gave up after it was sent may have arrived, but is not kept; the account adds up."""
-    spool = Spool(tmp_path / "spool", 1 << 20)
+    spool = Spool(tmp_path / "spool", LIMIT)
     spool.connected(0)
     for number in range(1, 41):
         spool.append(10, bytes(50_000), {})
         assert [one.sequence for one in iter(spool.next, None)] == [number]
     account = closed(spool, of_job(tmp_path))
-    again = Spool(tmp_path / "spool", 1 << 20)
+    again = Spool(tmp_path / "spool", LIMIT)
     again.connected(0, 40)
     assert account["kept"] == 10 * len(list(iter(again.next, None))) < 400
     assert account["kept"] + account["dropped"]["spool_full"] == account["produced"] == 400

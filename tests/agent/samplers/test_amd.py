@@ -114,12 +114,6 @@ def test_a_lost_card_stops_no_other(host: Host, driver: Driver) -> None:
     assert read_gpu(sampler)["up", FIRST] == 1
 
 
-def test_a_card_that_does_not_say_who_it_is_is_left_out(host: Host, driver: Driver) -> None:
-    """One dead card at start: the others are sampled."""
-    driver.fails["amdsmi_get_gpu_device_uuid"] = {0: BUSY}
-    assert {key[1] for key in read_gpu(Amd(host))} == {SECOND}
-
-
 def test_no_call_of_a_tick_is_known_to_block(host: Host, driver: Driver) -> None:
     """AMD's violation status waits a tenth of a second inside: it is never asked."""
     made = [kind(host) for kind in ALL]

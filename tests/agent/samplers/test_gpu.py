@@ -329,13 +329,6 @@ def test_a_node_without_a_driver_has_no_gpus(tmp_path: Path) -> None:
             kind(Host(dev=tmp_path))
 
 
-def test_a_gpu_that_does_not_say_who_it_is_is_left_out(nvml: Any) -> None:
-    """One dead card at start: the others are sampled."""
-    nvml.fails["nvmlDeviceGetUUID"] = {0: 15}
-    found = read_gpu(Nvidia(Host(nvml_library=nvml)))
-    assert {key[1] for key in found} == {"GPU-00000001"}
-
-
 def test_a_gpu_that_answers_later_is_taken_on(nvml: Any, caplog: pytest.LogCaptureFixture) -> None:
     """Silent at the agent's start, it is asked again; all samplers take it on, none forgets the others."""
     caplog.set_level("INFO")
