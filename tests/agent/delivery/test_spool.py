@@ -56,7 +56,7 @@ def test_a_stream_of_years_remembers_no_job_of_years_ago(spool: Spool, monkeypat
 
 
 def test_batches_are_sent_in_order_after_their_definitions(spool: Spool) -> None:
-    """A definition comes before the first batch that needs it, once a stream; no batch comes twice after a reconnect."""
+    """A definition comes before the first batch that needs it, once a stream; no batch is sent twice."""
     fill(spool, 5, definitions={77: b"what 77 means"})
     spool.connected(0)
     assert sent(spool) == [0, 1, 2, 3, 4, 5]
