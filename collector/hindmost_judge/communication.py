@@ -168,6 +168,20 @@ def by_rank(run: Run, seen: Overview | None) -> list[OfRank]:
     ]
 
 
+def share_of_time(run: Run, ranks: Ints) -> Floats:
+    """[R] of these sorted ranks' time from first to last call, how much each was blocked in calls; NaN without any."""
+    table = run.collectives
+    blocking = ((table["flags"] & (NONBLOCKING | GPU_TIME)) == 0) & (table["duration_ns"] >= 0)
+    held = np.flatnonzero(blocking & np.isin(table["rank"], ranks))
+    row, start, took = np.searchsorted(ranks, table["rank"][held]), table["start_ns"][held], table["duration_ns"][held]
+    first, last = np.full(len(ranks), np.inf), np.full(len(ranks), -np.inf)
+    np.minimum.at(first, row, start)
+    np.maximum.at(last, row, start + took)
+    blocked = np.bincount(row, took, len(ranks))
+    share = np.divide(blocked, last - first, out=np.full(len(ranks), np.nan), where=last > first)
+    return np.minimum(share, 1.0)
+
+
 def steps_of(run: Run, seen: Overview | None) -> float | None:
     """How many steps the recorded calls are of; ``None`` where none are known."""
     if seen is None or not len(seen.steps) or not seen.step > 0:

@@ -185,6 +185,7 @@ def test_every_column_of_the_table_of_ranks_is_defined() -> None:
         "cpu_ratio",
         "runqueue_ratio",
         "rss_bytes",
+        "calls_ratio",
     )
     hidden = ("CPU queue", "queue in step", "off CPU", "storage wait", "waits for a CPU")
     titles = set()

@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 from hindmost_collector.ingest.chunk import from_rows
+from hindmost_collector.report import columns
 from hindmost_judge import communication
+from hindmost_judge.judge import judge
 from hindmost_judge.model import GPU_TIME, NONBLOCKING, Job, Run
 from hindmost_judge.overview import Overview
 
@@ -67,6 +69,20 @@ def test_a_rank_has_what_it_called_and_where_it_was_blocked() -> None:
     assert first == (0, 40, 30, 1500, pytest.approx(1.0), pytest.approx(2.0))
     assert second == (1, 10, 0, 1000, pytest.approx(3.0), 0.0)
     assert communication.by_rank(run, None)[0].messages_ms is None
+
+
+def test_of_a_job_without_steps_the_table_has_the_share_of_calls() -> None:
+    """Of 10 ms from first to last message, rank 0 is in them for 8 ms, rank 1 for 2 ms; of rank 2 there is nothing."""
+    rows = [
+        (rank, 7, at, "sendrecv", 10**9 + at * (10_000_000 - ns), ns, 8, 0, 1 - rank, *[-1] * 5)
+        for rank, ns in ((0, 4_000_000), (1, 1_000_000))
+        for at in (0, 1)
+    ]
+    ranks = from_rows("ranks", [(rank, 2, rank, "n0", 100 + rank, "", "mpi", 0) for rank in (0, 1)])
+    run = Run(Job("j"), ranks=ranks, collectives=from_rows("collectives", rows))
+    assert communication.share_of_time(run, np.arange(3)) == pytest.approx([0.8, 0.2, np.nan], nan_ok=True)
+    titles, cells = columns.table(judge(run).to_dict()["ranks"])
+    assert (titles, cells) == (["rank", "in calls"], [["0", "80 %"], ["1", "20 %"]])
 
 
 def sweep(op: str, sizes: list[int], *, calls: int = 20, ranks: int = 4) -> Run:

@@ -255,11 +255,12 @@ _EXPLAINED = {
     "transfer": "collectives without that wait",
     "caused wait": "the others' wait for this rank",
     "last to arrive": "in that share of collectives",
+    "in calls": "share of the time in collectives and messages; the others may wait for the rank with the least",
     "CPUs": "used on average",
     "waits for a CPU": "in that share of the time",
 }
 #: Columns that are no times, and so need no caption.
-_NO_TIMES = {"rank", "node", "last to arrive", "CPUs", "waits for a CPU", "memory"}
+_NO_TIMES = {"rank", "node", "last to arrive", "in calls", "CPUs", "waits for a CPU", "memory"}
 
 
 #: Phases that hosts and GPUs have both.
@@ -275,8 +276,6 @@ _CAUSED = 0.5
 
 def caption(titles: Sequence[str], report: Mapping[str, Any]) -> str:
     """Under the table: of which steps it is, and what its columns are; empty where there is nothing to explain."""
-    if _NO_TIMES.issuperset(titles):
-        return ""
     found = report["verdicts"]
     stopped = any(one["kind"] in STOPS for one in found[:1])
     of = "the steps before the job stopped" if stopped else "all steps after warm-up"
@@ -293,7 +292,8 @@ def caption(titles: Sequence[str], report: Mapping[str, Any]) -> str:
         [f"Columns overlap: {'only COST is lost time' if cost else 'do not add them'}"] if "wait" in titles else []
     )
     which = f" (means: {', '.join(means)})" if means else ""
-    return ". ".join([f"ms per step, medians of {of}{which}", *explained, *overlap])
+    times = [] if _NO_TIMES.issuperset(titles) else [f"ms per step, medians of {of}{which}"]
+    return ". ".join([*times, *explained, *overlap])
 
 
 def _explained(report: Mapping[str, Any]) -> dict[str, str]:
@@ -481,6 +481,7 @@ def _columns(rows: Sequence[Mapping[str, Any]], deciding: Sequence[str]) -> list
         ("transfer", lambda row: number(row.get("transfer_ms"))),
         ("caused wait", lambda row: number(row.get("caused_wait_ms"))),
         ("last to arrive", lambda row: ratio(row.get("share_last"))),
+        ("in calls", lambda row: ratio(row.get("calls_ratio"))),
         ("CPUs", lambda row: number(row.get("cpu_ratio"))),
         *([(waits, lambda row: ratio(row.get("runqueue_ratio")))] if (waits := title_of("queued")) in deciding else []),
         ("memory", lambda row: size(row.get("rss_bytes"))),

@@ -13,7 +13,7 @@ from hindmost_collector.report.sections import SECTIONS
 
 _PLAIN = (
     *"rank node gpu median_step_ms self_ms wait_ms transfer_ms caused_wait_ms".split(),
-    *"share_last cpu_ratio runqueue_ratio rss_bytes".split(),
+    *"share_last cpu_ratio runqueue_ratio rss_bytes calls_ratio".split(),
 )
 #: What a column is called in a report, where a file without captions has to say more.
 _KEYS = {"median_step_ms": "step_ms"}

@@ -209,7 +209,7 @@ def _missing_for_a_verdict(ranks: int, blocks: Blocks | None, settings: Settings
         return _one_seen(blocks, run)
     if blocks is None or len(blocks.steps) == 0:
         return (
-            f"{ranks} ranks, but no step, no collective that repeats on two of them, and no exchange of all of them",
+            f"{ranks} ranks, but no step, no collective that repeats on two of them, and messages form no steps",
             _mark(run) if own else "record the job with `hindmost run -- COMMAND`",
         )
     of_which = "after warm-up" if blocks.warmup else "with start-up"

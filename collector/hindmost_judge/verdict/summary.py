@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
+from hindmost_judge import communication
 from hindmost_judge.causes import loading, table
 from hindmost_judge.encoding import codes, distinct_integers
 from hindmost_judge.model import OTHER, Run, rows
@@ -79,7 +80,7 @@ def ranks(run: Run, blocks: Blocks | None) -> RankRows:
     others = np.delete(seen, at).tolist()
     texts = {field: _texts(run, seen, column) for field, column in (("node", "node"), ("gpu", "gpu_uuid"))}
     if blocks is None:
-        return RankRows(seen, texts, {}, {}, at)
+        return RankRows(seen, texts, {"calls_ratio": communication.share_of_time(run, seen)}, {}, at)
     figures = _figures(blocks)
     if len(at) < len(seen):
         every = {name: np.full(len(seen), np.nan) for name in figures}
