@@ -178,8 +178,8 @@ def share_of_time(run: Run, ranks: Ints) -> Floats:
     np.minimum.at(first, row, start)
     np.maximum.at(last, row, start + took)
     blocked = np.bincount(row, took, len(ranks))
-    share = np.divide(blocked, last - first, out=np.full(len(ranks), np.nan), where=last > first)
-    return np.minimum(share, 1.0)
+    share: Floats = np.divide(blocked, last - first, out=np.full(len(ranks), np.nan), where=last > first)
+    return np.asarray(np.minimum(share, 1.0))
 
 
 def steps_of(run: Run, seen: Overview | None) -> float | None:

@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hindmost_judge import overview
-from hindmost_judge.stats.robust import mean, median, or_zero
+from hindmost_judge.stats.robust import lower_median, mean, median, or_zero
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from hindmost_judge.overview import Overview
     from hindmost_judge.types import Floats
 
@@ -128,26 +130,32 @@ def free(seen: Overview) -> dict[str, float]:
     were timed, only that part of the input counts in which they had no work. Left out is what was not measured, and
     transfers that computing may hide.
     """
-    known = np.isfinite(seen.period)
-    if not known.any():
-        return {}
-    step, found = seen.step, {}
+    costs = {"input": cost(seen, "input"), "copies": cost(seen, "h2d")}
+    costs["communication"] = None if seen.overlapped or not np.isfinite(seen.period).any() else _transfer(seen)
+    return {name: (seen.step - ns) / 1e6 for name, ns in costs.items() if ns is not None}
+
+
+def cost(seen: Overview, phase: str, named: Collection[int] = ()) -> float | None:
+    """ns that ``input`` or ``h2d`` takes of the mean step, or would take if the ranks ``named`` for it had no more
+    than their peers; ``None`` where that was not measured. No loader shortens what input waits for a CPU.
+    """
+    known, block = np.isfinite(seen.period), seen.planes.get(phase)
     gpu = [seen.planes[name] for name in _GPU_PHASES if name in seen.planes]
-    idle = None
-    if gpu:
-        idle = np.maximum(seen.period - np.sum([_filled(block) for block in gpu], axis=0), 0.0)
-    for name, plane in (("input", "input"), ("copies", "h2d")):
-        block = seen.planes.get(plane)
-        if block is None or _empty(block) or (seen.on_gpu and not gpu):
-            continue
-        shown = _filled(block)
-        if idle is not None and name == "input":
-            shown = np.minimum(shown, idle)
-        found[name] = (step - float(_saved(seen, shown)[known].mean())) / 1e6
-    transfer = _transfer(seen)
-    if transfer is not None and not seen.overlapped:
-        found["communication"] = (step - transfer) / 1e6
-    return found
+    if not known.any() or block is None or _empty(block) or (seen.on_gpu and not gpu):
+        return None
+    shown, own = _filled(block), seen.planes["self"]
+    late = or_zero(seen.planes["delay"] if seen.on_gpu or _empty(own) else own)
+    if phase == "input" and gpu:
+        busy = np.sum([_filled(one) for one in gpu], axis=0)
+        shown = np.minimum(shown, np.maximum(seen.period - busy, 0.0))
+    if phase == "input" and seen.queued is not None:
+        shown = shown * (1.0 - seen.queued[:, None])
+    which = np.isin(seen.ranks, list(named))
+    more = np.zeros_like(shown)
+    if which.any() and not which.all():
+        more[which] = np.maximum(shown[which] - lower_median(shown[~which], axis=0), 0.0)
+    left = late - more
+    return float((left.max(axis=0) - (late - shown).max(axis=0))[known].mean())
 
 
 def _filled(block: Floats) -> Floats:
@@ -155,11 +163,3 @@ def _filled(block: Floats) -> Floats:
     known = ~np.isnan(block)
     mean = np.where(known, block, 0.0).sum(axis=1) / np.maximum(known.sum(axis=1), 1)
     return np.where(known, block, mean[:, None])
-
-
-def _saved(seen: Overview, shown: Floats) -> Floats:
-    """[S] ns by which the latest rank comes earlier without what it ``shown`` [R, S] does."""
-    own = seen.planes["self"]
-    late = seen.planes["delay"] if seen.on_gpu or _empty(own) else own
-    late = or_zero(late)
-    return np.asarray(late.max(axis=0) - (late - shown).max(axis=0))

@@ -89,7 +89,7 @@ def _of_those_that_meet(run: Run, settings: Settings) -> Report:
         settings = settings_of_few_profiled(blocks, run.steps, settings)
         crowded_out, blocks = oversubscribed.bound_to_few_cpus(run, blocks, settings)
         found = [*found, *crowded_out]
-        found, more = _held_back(detect.Case(run, blocks, settings, tuple(found), cpu_sharing.find(run)))
+        found, more = _held_back(detect.Case(run, blocks, settings, tuple(found), cpu_sharing.find(run), seen))
         if any(verdict.kind in STOPS for verdict in found):  # not about ranks that were slow for a while before
             found = [verdict for verdict in found if verdict.kind in STOPS or verdict.until_step is None]
         notes += more if stop is None else []
@@ -146,7 +146,7 @@ def _compared(run: Run, settings: Settings) -> tuple[Blocks | None, list[waste.P
         by_work = launch_bound.late_by_hosts(built, run)
     blocks, aside = waste.aside(stopped.in_collectives(by_work, settings), run.steps, settings)
     blocks = straggler.set_apart(uneven.in_full(blocks, settings), settings)
-    return blocks, aside, overview.of(built, blocks.delay)
+    return blocks, aside, overview.of(built, blocks.delay, loading.queued(built))
 
 
 def _ended(

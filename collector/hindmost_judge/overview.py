@@ -45,7 +45,8 @@ class Overview:
     of the others, ``last`` the share of collectives entered last, and the parts of :data:`PLANES`. ``on_gpu``:
     collectives are those of GPUs; ``gathers``: they run in forward as well as in backward. ``checkpoint`` [S]: some
     rank wrote one. ``work`` [S]: samples or tokens of all ranks together. ``overlapped``: computing may hide transfers.
-    ``no_lane``: name to [R, S] of phases that lie inside others, or outside of all.
+    ``no_lane``: name to [R, S] of phases that lie inside others, or outside of all. ``queued`` [R]: the share of input
+    that is a wait for a CPU.
     """
 
     ranks: Ints
@@ -60,6 +61,7 @@ class Overview:
     samples: Samples | None = None
     overlapped: bool = False
     no_lane: Mapping[str, Floats] = field(default_factory=dict)
+    queued: Floats | None = None
 
     @property
     def step(self) -> float:
@@ -68,7 +70,7 @@ class Overview:
         return float(known.mean()) if len(known) else float("nan")
 
 
-def of(blocks: Blocks, delay: Floats) -> Overview:
+def of(blocks: Blocks, delay: Floats, queued: Floats | None = None) -> Overview:
     """The same arrays, not copied, with the ``delay`` [R, S] by which ranks are judged."""
     planes = {name: blocks.parts[name] for name in PLANES if name in blocks.parts}
     planes |= {name: getattr(blocks, name) for name in ("wait", "transfer", "caused", "last")}
@@ -90,6 +92,7 @@ def of(blocks: Blocks, delay: Floats) -> Overview:
         samples=blocks.samples,
         overlapped=blocks.overlapped,
         no_lane={name: blocks.parts[name] for name in _NO_LANE if name in blocks.parts},
+        queued=queued,
     )
 
 
@@ -109,6 +112,7 @@ def together(parts: Sequence[Overview]) -> Overview:
         name: np.concatenate([plane(one, name, at) for one, at in zip(parts, held, strict=True)]) for name in names
     }
     ranks = np.concatenate([overview.ranks for overview in parts])
+    queued = [np.zeros(len(one.ranks)) if one.queued is None else one.queued for one in parts]
     order = np.argsort(ranks)
     roles = [one.cohort + 1000 * number for number, one in enumerate(parts)]
     return Overview(
@@ -121,6 +125,7 @@ def together(parts: Sequence[Overview]) -> Overview:
         gathers=any(overview.gathers for overview in parts),
         checkpoint=np.any([one.checkpoint[at] for one, at in zip(parts, held, strict=True)], axis=0),
         overlapped=any(overview.overlapped for overview in parts),
+        queued=np.concatenate(queued)[order],
     )
 
 

@@ -13,7 +13,6 @@ from hindmost_judge.model import OTHER, PHASES, rows
 from hindmost_judge.stats.robust import mean, median
 from hindmost_judge.timeline.collective_calls import WAIT
 from hindmost_judge.verdict.schema import STOPS
-from hindmost_judge.verdict.wording import LEAVES_OUT
 
 from hindmost_collector.report import columns, machine_tables
 from hindmost_collector.report.sections import CHANGED, SECTIONS, Sections, Table
@@ -188,15 +187,15 @@ def _limits(one: _Run) -> dict[str, list[dict[str, Any]]]:
     queued = bool(bound) and bound["by"] == "cpu"  # in collectives, too, ranks wait for CPUs
     if queued:
         free.pop("communication", None)
-    if cost := _cost_of_input(one.report["verdicts"]):  # one figure for one thing
-        free["input"] = found.step_ms - cost
     ideal = one.report["what_if"].get("ideal_step_ms")
     if len(one.seen.ranks) == 1:
         ideal = found.step_ms
         if not rows(one.run.collectives):
             free["communication"] = found.step_ms
     reasons = {
-        "input": "no phase `input` was recorded",
+        "input": "GPUs were not timed, which may hide input"
+        if "input" in one.seen.planes
+        else "no phase `input` was recorded",
         "copies": "copies to a GPU were not timed",
         "communication": "ranks wait for CPUs in transfers"
         if queued
@@ -228,12 +227,6 @@ def _limits(one: _Run) -> dict[str, list[dict[str, Any]]]:
             for name, ms in steps.items()
         ],
     }
-
-
-def _cost_of_input(verdicts: Iterable[Mapping[str, Any]]) -> float | None:
-    """What input costs each step, ms, where a verdict does not count all of it."""
-    part = (one for one in verdicts if any(LEAVES_OUT in text for text in one.get("evidence") or ()))
-    return next((one.get("cost_ms_per_step") for one in part if not one.get("since_step")), None)
 
 
 def _has_gpus(run: Run) -> bool:

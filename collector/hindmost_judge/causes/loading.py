@@ -125,6 +125,12 @@ def of(blocks: Blocks, columns: Array | None = None) -> Loading | None:
     )
 
 
+def queued(blocks: Blocks) -> Floats | None:
+    """[R] which share of each rank's wait for input is one for a CPU; ``None`` where that was not measured."""
+    made = of(blocks)
+    return None if made is None else made.shares["cpu_contention"]
+
+
 def on(verdict: Verdict, blocks: Blocks) -> tuple[Verdict, str]:
     """A verdict on ranks whose input is late with what that waits for, where this is most of it, else as it was; and
     what to do where they have unequal shards."""

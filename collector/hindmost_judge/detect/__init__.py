@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from hindmost_judge.blocks import Blocks, Sharing
     from hindmost_judge.model import Run
+    from hindmost_judge.overview import Overview
     from hindmost_judge.settings import Settings
 
     Detector = Callable[["Case"], list[Verdict]]
@@ -36,6 +37,7 @@ class Case:
 
     ``found`` are the verdicts before its own: on a stop, on ranks that are late, and of detectors that it comes after.
     ``shared`` is the node whose ranks share CPUs: there the scheduler decides who is late and what transfers take.
+    ``seen`` are the steps as reports show them.
     """
 
     run: Run
@@ -43,6 +45,7 @@ class Case:
     settings: Settings
     found: tuple[Verdict, ...] = ()
     shared: Sharing | None = None
+    seen: Overview | None = None
 
     def has(self, kind: str) -> bool:
         """Whether there is a verdict of this kind already."""

@@ -16,4 +16,4 @@ if TYPE_CHECKING:
 @register()
 def verdicts(case: Case) -> list[Verdict]:
     """The verdict on input that holds all ranks back alike; that of ranks named for theirs is not counted again."""
-    return [advice.on(one, case.run) for one in of_job(case.blocks, case.settings, case.slow)]
+    return [advice.on(one, case.run) for one in of_job(case.blocks, case.settings, case.slow, case.seen)]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hindmost_judge import efficiency
 from hindmost_judge.causes import cpu_wait, loading
 from hindmost_judge.causes.loading import input_share
 from hindmost_judge.causes.telemetry import POWER_CAP
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
     from hindmost_judge.blocks import Blocks, HostBound, Uneven, UnevenStages
     from hindmost_judge.causes.loading import Loading
+    from hindmost_judge.overview import Overview
     from hindmost_judge.settings import Settings
     from hindmost_judge.types import Ints
     from hindmost_judge.usage import CpuUse
@@ -184,13 +186,15 @@ def until(blocks: Blocks, stop: int) -> int | None:
     return None if stop + _AFTER > len(blocks.steps) else int(blocks.steps[stop])
 
 
-def of_job(blocks: Blocks, settings: Settings, named: Sequence[Verdict] = ()) -> list[Verdict]:
+def of_job(
+    blocks: Blocks, settings: Settings, named: Sequence[Verdict] = (), seen: Overview | None = None
+) -> list[Verdict]:
     """What holds all ranks back alike; the input of those ``named`` for theirs is not counted again."""
     inputs = blocks.parts.get("input")
     if inputs is None:
         return []
-    made = loading.of(blocks)
-    queued = np.zeros(len(inputs)) if made is None else made.shares["cpu_contention"]
+    shares = loading.queued(blocks)
+    queued = np.zeros(len(inputs)) if shares is None else shares
     inputs = inputs * (1.0 - queued[:, None])  # no loader shortens what the scheduler makes of it
     alike = blocks.lanes is None  # of lanes the own work of each host is known, a named one's too
     blamed = [rank for verdict in named if verdict.cause == "input" and alike for rank in verdict.ranks]
@@ -201,24 +205,38 @@ def of_job(blocks: Blocks, settings: Settings, named: Sequence[Verdict] = ()) ->
     typical = input_share(inputs, blocks)
     if not typical >= settings.input_bound:  # NaN where it is unknown
         return []
-    cost = typical * average(blocks.period)
+    replayed = None if seen is None else efficiency.cost(seen, "input", blamed)
+    cost = typical * average(blocks.period) if replayed is None else replayed
     waits, for_cpu = float(median(median(blocks.parts["input"][left], axis=1))), float(median(queued[left]))
-    without = f"; {percent(for_cpu)} of that is waiting for a CPU, {wording.LEAVES_OUT}" if for_cpu >= 0.01 else ""
+    without = f"; {percent(for_cpu)} of that is waiting for a CPU, which COST leaves out" if for_cpu >= 0.01 else ""
     return [
         Verdict(
             kind="input_bound",
             cause="input",
             since_step=since(blocks, 0),
             cost_ms_per_step=cost / 1e6,
-            cost_ratio=typical,
+            cost_ratio=cost / average(blocks.period),
             confidence=0.9,
             explained=1.0,
             evidence=(
                 f"the typical rank waits {ms(waits)} of {ms(blocks.step_ns)} per step for input{without}",
-                *_of_storage(made, blocks, np.flatnonzero(left)),
+                *_of_cost(cost, waits * (1.0 - for_cpu)),
+                *_of_storage(loading.of(blocks), blocks, np.flatnonzero(left)),
             ),
         )
     ]
+
+
+#: What input costs is another figure than what the typical rank waits from this difference of the two on.
+_UNLIKE = 0.1
+
+
+def _of_cost(cost: float, waits: float) -> list[str]:
+    """Why input costs less or more than the typical rank waits for it, ns."""
+    if abs(cost - waits) <= _UNLIKE * waits:
+        return []
+    less = "what it delays the last rank: work, or a wait for others, hides the rest"
+    return [f"COST is {less if cost < waits else 'by the last rank of each step, which waits longer'}"]
 
 
 def _of_storage(made: Loading | None, blocks: Blocks, rows: Ints) -> list[str]:

@@ -541,10 +541,6 @@ def balanced(
 OTHERS_USE = "Other processes use"
 
 
-#: Of input, after the part that its cost does not count.
-LEAVES_OUT = "which COST leaves out"
-
-
 def who_uses_cpus(node: str, cpus: float, ranks: float, others: float) -> str:
     """``Ranks use 1.6 of the 2 CPUs of node17, other processes 0.3``: who uses more of them comes first."""
     of = f"of the {cpus:.0f} CPUs of {node}"

@@ -18,8 +18,10 @@ from hindmost_collector.report import brief, columns, csv, markdown, section_row
 from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_judge.judge import judge
 from hindmost_judge.model import Run
+from hindmost_judge.settings import DEFAULT
+from hindmost_judge.timeline import build_blocks
 from hindmost_judge.verdict.schema import Report
-from hindmost_judge.verdict.wording import LEAVES_OUT
+from hindmost_judge.verdict.whole_job import of_job
 
 from tests.runs import made
 from tests.scenarios import loads
@@ -252,15 +254,16 @@ def test_a_step_without_one_slow_loader_is_as_long_as_without_all() -> None:
     assert without == pytest.approx(really, rel=0.03)
 
 
-def test_a_step_without_input_is_shorter_by_the_cost_of_input() -> None:
-    """Where COST leaves out what input waits for a CPU, so does the step if input were free: one figure."""
+@pytest.mark.parametrize("queued", [0.0, 0.5])
+def test_a_step_without_input_is_shorter_by_the_cost_of_input(queued: float) -> None:
+    """Also where half of the input is a wait for a CPU, which no loader shortens: one figure."""
     run, found, report = judged("input-bound")
-    (verdict,) = (one for one in report["verdicts"] if one["kind"] == "input_bound")
-    cost, evidence = verdict["cost_ms_per_step"] / 2, f"{verdict['evidence'][0]}, {LEAVES_OUT}"
-    costs = {**report, "verdicts": [{**verdict, "cost_ms_per_step": cost, "evidence": [evidence]}]}
-    was, free, *_ = section_rows.of(run, costs, found.overview, ("limits",))["limits"]["if_free"]
+    seen = replace(found.overview, queued=np.full(4, queued))
+    blocks = build_blocks.build(run, DEFAULT)
+    (verdict,) = of_job(blocks, DEFAULT, (), seen)
+    was, free, *_ = section_rows.of(run, report, seen, ("limits",))["limits"]["if_free"]
     assert free["without"] == "input were free"
-    assert was["step_ms"] - free["step_ms"] == pytest.approx(cost)
+    assert was["step_ms"] - free["step_ms"] == pytest.approx(verdict.cost_ms_per_step)
 
 
 @pytest.mark.parametrize("transfer", [0.5, 4.0, 20.0])
