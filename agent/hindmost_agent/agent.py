@@ -210,10 +210,10 @@ class Agent:
         self._flush_ns = min(self._flush_ns, now_ns)
         return True
 
-    def finish(self, now_ns: int, *, discover: bool = True) -> None:
+    def finish(self, now_ns: int, *, discover: bool = True, over: bool = False) -> None:
         """Read every ring to its end and every sampler once more, due or not, and make the last batch.
 
-        Without ``discover`` a ring that has just come is left whole to the agent that follows.
+        Without ``discover`` a ring that has just come is left whole to the agent that follows. ``over``: the job is.
         """
         if discover:
             self._discover(now_ns)
@@ -221,7 +221,7 @@ class Agent:
         self._look(now_ns)
         self._sample(now_ns, everything=True)
         for producer in self.rings:
-            producer.look(self.host.proc, now_ns, closely=True)
+            producer.look(self.host.proc, now_ns, closely=True, over=over)
             if producer.gone_ns is not None or producer.closed:
                 producer.finish()
         self.flush(now_ns)

@@ -133,7 +133,7 @@ class Daemon:
         await retry.cancel(asking)
         if server is not None:
             server.close()
-        self.agent.finish(self._monotonic_ns(), discover=reason not in SILENCE)
+        self.agent.finish(self._monotonic_ns(), discover=reason not in SILENCE, over=reason in OVER)
         if self.shipper is not None and shipping is not None:
             await self._deliver(self.shipper, reason)
             await retry.cancel(shipping)  # before the spool is closed: no acknowledgement may come to a closed account

@@ -184,6 +184,18 @@ def test_a_ring_that_is_cut_short_is_the_end_of_that_ring_alone(tmp_path: Path, 
     assert (producer.written, producer.closed, producer.gone_ns) == (3, False, None)
 
 
+@pytest.mark.parametrize("over", [True, False])
+def test_a_rank_that_died_before_it_was_looked_for_is_gone_once_the_job_is_over(
+    tmp_path: Path, writer: ring.Writer, over: bool
+) -> None:
+    """Until then it may run in another PID namespace, where /proc shows no process of its number."""
+    mine = agent(tmp_path, Spool(tmp_path / "spool", 1 << 20))
+    mine.host.proc = tmp_path
+    steps(writer, 3)
+    mine.finish(0, over=over)
+    assert len(mine.rings) == (0 if over else 1)
+
+
 @pytest.mark.parametrize("where", ["discover", "poll"])
 def test_trouble_with_rings_is_logged_once_and_blinds_no_sampler(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, where: str

@@ -257,15 +257,17 @@ class Producer:
         self.process = self.process._replace(gpu_uuid=uuid)
         return True
 
-    def look(self, proc: Path, now_ns: int, *, closely: bool = False) -> None:
+    def look(self, proc: Path, now_ns: int, *, closely: bool = False, over: bool = False) -> None:
         """Note in ``gone_ns`` when the process has ended; without ``closely``, one that just wrote is known to run.
+
+        Where the job is ``over``, one that /proc never showed ended before it was looked for.
 
         The kernel sums over all threads of a process to say how it is, which is dear.
         """
         if self.gone_ns is not None or (self._stat is not None and self.progress_ns == now_ns and not closely):
             return
-        seen_alive = self._stat is not None
-        if not self._alive(proc) and (seen_alive or self.closed or now_ns - self.progress_ns > SILENT_NS):
+        ended = over or self._stat is not None or self.closed
+        if not self._alive(proc) and (ended or now_ns - self.progress_ns > SILENT_NS):
             self.gone_ns = now_ns
 
     def _alive(self, proc: Path) -> bool:

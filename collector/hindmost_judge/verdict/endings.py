@@ -23,10 +23,12 @@ from hindmost_judge.verdict.wording import names
 LOOK_NS = 1_500_000_000
 
 
-def of(run: Run) -> tuple[str | None, str | None]:
+def of(run: Run, last_step: int | None = None) -> tuple[str | None, str | None]:
     """How the job failed and which rank died first, as far as known, and what to look at then.
 
     ``None`` where it ended well or that is unknown, and where nothing more is to be seen.
+
+    ``last_step`` is the last one that all ranks took part in, of a job that logs none.
 
     A training process that closed its ring left in order, also where its exit code was not 0. In a job that was
     asked to end no rank is named: its processes are killed in any order.
@@ -51,9 +53,9 @@ def of(run: Run) -> tuple[str | None, str | None]:
     if signalled:
         said.insert(0, f"interrupted by {signalled}")
     elif first and how.startswith(f" ({ASKED})"):
-        said.append(f"{_who(run, first)} ended it by MPI_Abort{_after(run, first)}")
+        said.append(f"{_who(run, first)} ended it by MPI_Abort{_after(run, first, last_step)}")
     elif first:
-        said.append(f"{_who(run, first)} died first{_after(run, first)}{how}{_message(run, first)}")
+        said.append(f"{_who(run, first)} died first{_after(run, first, last_step)}{how}{_message(run, first)}")
     elif len(gone):
         said.append(f"{_who(run, gone)} were killed or crashed{how or ', order unknown'}")
     killed = _out_of_memory(run)
@@ -305,10 +307,11 @@ def _who(run: Run, ranks: Sequence[int]) -> str:
     return names(ranks) + (f" on {' and '.join(nodes)}" if 0 < len(nodes) <= 2 else "")
 
 
-def _after(run: Run, ranks: Sequence[int]) -> str:
+def _after(run: Run, ranks: Sequence[int], last_step: int | None) -> str:
     """The last step that one of them finished."""
     mine = np.isin(run.steps["rank"], ranks) & (run.steps["kind"] != "eval")
-    return f" after step {int(run.steps['step'][mine].max())}" if mine.any() else ""
+    step = int(run.steps["step"][mine].max()) if mine.any() else last_step
+    return "" if step is None else f" after step {step}"
 
 
 def _out_of_memory(run: Run) -> list[str]:

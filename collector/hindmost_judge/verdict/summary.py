@@ -39,7 +39,7 @@ def job(run: Run, blocks: Blocks | None) -> JobSummary:
     about = run.job
     nodes = {*codes(run.ranks["node"])[1]} - {""}
     seconds = (about.ended_ns - about.started_ns) / 1e9 if about.ended_ns and about.started_ns else None
-    ended, to_do = endings.of(run)
+    ended, to_do = endings.of(run, int(blocks.steps[-1]) if blocks is not None and len(blocks.steps) else None)
     step_ms: dict[str, float | None] = {"p50": None, "p99": None, "mean": None}  # of the mean costs are shares
     if blocks is not None and not np.isnan(blocks.period).all():
         p50, p99 = np.nanpercentile(blocks.period, [50, 99]) / 1e6

@@ -52,6 +52,16 @@ def test_who_was_missed_first_died_first() -> None:
     assert endings.first_to_die(run) == ([1], ", 4.0 s before ranks 0, 2 and 3")
 
 
+def test_a_job_that_logs_no_steps_has_the_last_that_all_took_part_in() -> None:
+    """As an MPI program, whose collectives are its steps."""
+    run = loads.make(loads.Load(ranks=4, steps=30))
+    states = [(rank, 9 * SECOND, VANISHED, 8, 0, (9 + rank) * SECOND, 9, "") for rank in range(4)]
+    job = dataclasses.replace(run.job, exit_code=137)
+    report = judge(dataclasses.replace(run, job=job, rank_states=from_rows("rank_states", states)))
+    assert not len(run.steps["step"])
+    assert f"rank 0 on node0 died first after step {(report.job.steps or 0) - 1} (SIGKILL)" in (report.job.ended or "")
+
+
 def test_an_end_that_was_not_recorded_is_said_to_be_that() -> None:
     """hindmost was killed with the job, as at a time limit: nothing can be looked at, and no rank died first."""
     run = ended([(RUNNING, 9), (RUNNING, 9)], exit_code=None)
