@@ -21,9 +21,9 @@ from typing import Any, NamedTuple
 
 import grade
 import injected
-import kept
 import numpy as np
 import readme
+import results_file
 import suite
 import table
 import two_lanes.families
@@ -101,13 +101,13 @@ def main() -> None:
     seeds.add_argument("--base", type=int, help="first seed of the first family, for tuning")
     parser.add_argument("--family", action="append", help="only these")
     parser.add_argument("--write", type=Path, metavar="FILE", help="the tables, and results of runs, as JSON")
-    parser.add_argument("--from", dest="kept", type=Path, metavar="FILE", help="only the tables of such a file")
+    parser.add_argument("--from", dest="results", type=Path, metavar="FILE", help="only the tables of such a file")
     parser.add_argument("--readme", action="store_true", help="write the figures into README.md next to this file")
     parser.add_argument("--minutes", type=float, default=60.0, help="stop after so long; start again to go on")
     args = parser.parse_args()
     chosen = SUITES[args.suite]
-    if args.kept:
-        print("\n".join(table.tables(kept.read(args.kept.read_text()))))
+    if args.results:
+        print("\n".join(table.tables(results_file.read(args.results.read_text()))))
         return
     for name in set(args.family or []) - set(chosen.families):
         parser.error(f"--family {name}: use one of {', '.join(chosen.families)}")
@@ -147,7 +147,7 @@ def _write(path: Path, chosen: Suite, results: list[Result], base: int, edition:
     facts |= {"table": chosen.tables(results)}
     path.parent.mkdir(parents=True, exist_ok=True)
     if chosen is SUITES["cohorts"]:
-        path.write_text(kept.text(facts, results))
+        path.write_text(results_file.text(facts, results))
     else:
         path.write_text(json.dumps(facts | {"misjudged": chosen.misjudged(results)}, indent=1) + "\n")
 

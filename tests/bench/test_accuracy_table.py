@@ -55,8 +55,8 @@ def test_every_figure_has_an_interval(bench: Any) -> None:
 def test_what_is_kept_of_runs_tells_all_that_tables_need(bench: Any) -> None:
     """The results' file has a short row a run: what follows from others is not in it, and comes back as it was."""
     runs = runs_of_each_family(bench)
-    kept = bench("kept").text({"edition": 4}, runs)
-    assert bench("kept").read(kept) == runs
+    kept = bench("results_file").text({"edition": 4}, runs)
+    assert bench("results_file").read(kept) == runs
     assert len(kept.splitlines()) >= len(runs)
     assert not {"named", "said", "baselines"} & set(json.loads(kept)["columns"])
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "bench/strangers"))
+sys.path.insert(0, str(ROOT / "bench/public_programs"))
 
 from disturbances import DISTURBANCES  # noqa: E402 - lies in bench
 from page import BEGIN, END, document, results  # noqa: E402

@@ -14,6 +14,9 @@ NAMES = ["HINDMOST_JOB_ID", "PYTHONPATH"]
 VERSIONS = {
     "mpirun (Open MPI) 5.0.11": "openmpi",
     "mpirun (Open MPI) 4.1.4\n\nReport bugs to http://www.open-mpi.org/community/help/": "openmpi",
+    "orterun (OpenRTE) 4.1.4": "openmpi",
+    "prterun (PRRTE) 3.0.11": "openmpi",
+    "PMIx Reference RunTime Environment 1.0": "openmpi",
     "HYDRA build details:\n    Version:                                 4.0.2": "mpich",
     "Intel(R) MPI Library for Linux* OS, Version 2021.14 Build 20241121": "intel",
     "mpiexec 1.2.9 of something else": "unknown",

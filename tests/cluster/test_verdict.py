@@ -1,6 +1,6 @@
 """A newcomer's first use: mpirun behind ``hindmost run --``, and a report of what its ranks did.
 
-Which verdict small faults get is shown by recordings of them (tests/scenarios), how often by bench/strangers.
+Which verdict small faults get is shown by recordings of them (tests/scenarios), how often by bench/public_programs.
 """
 
 import pytest

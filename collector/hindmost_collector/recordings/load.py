@@ -68,25 +68,25 @@ def _load(path: Path, folder: Path) -> Run:
     files = walk(folder)
     formats = registry()
     found: dict[str, list[Path]] = {form.NAME: [] for form in formats}
-    strangers: list[Sample] = []
+    unrecognised: list[Sample] = []
     for file in files:
         head = sample(file)
         owner = next((form.NAME for form in formats if form.recognises(head)), None)
         if owner is None:
-            strangers.append(head)
+            unrecognised.append(head)
         else:
             found[owner].append(file)
-    if len(strangers) == len(files):
+    if len(unrecognised) == len(files):
         archives = [one for one in files if is_archive(one)]
         if len(archives) == 1:
             return load(archives[0])
         raise UsageError(
-            _several(path, "archives", archives) or _of_a_run(path) or _nothing_understood(path, strangers)
+            _several(path, "archives", archives) or _of_a_run(path) or _nothing_understood(path, unrecognised)
         )
     met = [form for form in formats if found[form.NAME]]
     views, damage = read_undamaged(met, lambda form: form.load(found[form.NAME]))
     run = combine(path, views)
-    odd = _left_out(strangers, [file for held in found.values() for file in held])
+    odd = _left_out(unrecognised, [file for held in found.values() for file in held])
     return replace(run, notes=(*run.notes, *damage, *odd))
 
 
@@ -121,10 +121,10 @@ def is_run(folder: Path) -> bool:
     return meta.is_ours(folder)
 
 
-def _left_out(strangers: Sequence[Sample], understood: Sequence[Path]) -> list[str]:
+def _left_out(unrecognised: Sequence[Sample], understood: Sequence[Path]) -> list[str]:
     """A note on files that are named as those that were understood, and hold something else or nothing."""
     shapes = {_shape(file.name) for file in understood}
-    odd = sorted(head.path.name for head in strangers if _shape(head.path.name) in shapes)
+    odd = sorted(head.path.name for head in unrecognised if _shape(head.path.name) in shapes)
     if not odd:
         return []
     which = f"{', '.join(odd[:4])}{f' and {len(odd) - 4} more' if len(odd) > 4 else ''}"
@@ -136,23 +136,25 @@ def _shape(name: str) -> str:
     return re.sub(r"\d+", "0", name)
 
 
-def _nothing_understood(path: Path, strangers: list[Sample]) -> str:
-    for one in strangers:
+def _nothing_understood(path: Path, unrecognised: list[Sample]) -> str:
+    for one in unrecognised:
         if (lacking := steps_jsonl.lacks(one)) is not None:
             return f"{path if path.name == one.path.name else path / one.path.name}: {lacking}"
     understood = ", ".join([RUN_DIRECTORIES, *(form.NAME for form in registry())])
-    if not strangers and not path.is_dir() and not is_archive(path):
+    if not unrecognised and not path.is_dir() and not is_archive(path):
         return f"{path}: neither a file nor a folder; hindmost reads {understood}"
-    if not strangers and path.is_dir() and not any(path.iterdir()):
+    if not unrecognised and path.is_dir() and not any(path.iterdir()):
         return f"{path}: an empty folder; give a run directory (hindmost-runs/JOB), or a folder of traces"
-    if not strangers:
+    if not unrecognised:
         return f"{path}: no file in it that could be read; hindmost reads {understood}"
-    if all(head.size == 0 for head in strangers):
-        return f"{path}: {len(strangers)} file{'s' * (len(strangers) > 1)}, all empty; hindmost reads {understood}"
+    if all(head.size == 0 for head in unrecognised):
+        return (
+            f"{path}: {len(unrecognised)} file{'s' * (len(unrecognised) > 1)}, all empty; hindmost reads {understood}"
+        )
     # What is in them is not quoted: it may be a password.
-    endings = Counter("".join(head.path.suffixes[-1:]) or "no suffix" for head in strangers).most_common(3)
+    endings = Counter("".join(head.path.suffixes[-1:]) or "no suffix" for head in unrecognised).most_common(3)
     kinds = ", ".join(f"{count} of {ending}" for ending, count in endings)
-    return f"{path}: found {kinds} ({strangers[0].path.name}); hindmost reads {understood}"
+    return f"{path}: found {kinds} ({unrecognised[0].path.name}); hindmost reads {understood}"
 
 
 def _of_a_run(path: Path) -> str | None:

@@ -314,11 +314,13 @@ def test_another_clock_shows_nothing() -> None:
     assert not profiler_csv.find_foreign([columns])
 
 
-def test_a_log_that_is_none_of_ends_tells_nothing() -> None:
-    """Written when operations are enqueued, of a host that is far ahead of its GPU."""
+@pytest.mark.parametrize("early", [0, 300 * MS])
+def test_a_log_that_is_none_of_ends_tells_nothing(early: int) -> None:
+    """Written when operations are enqueued, of a host that is far ahead of its GPU; of sends maybe long before."""
     columns = _columns(late=5 * MS)
     queued = 50 * MS * (1 + np.arange(800) % 7)
     columns = {**columns, "start": columns["start"] + queued, "stop": columns["stop"] + queued}
+    columns["enqueue"] = columns["enqueue"] - np.where(columns["op"] == "send", early, 0)
     assert not profiler_csv.find_foreign([columns])
 
 

@@ -26,9 +26,9 @@ def text(facts: Result, results: list[Result]) -> str:
     return f'{head[:-1]},"runs":{{{",".join(each)}}}}}\n'
 
 
-def read(kept: str) -> list[Result]:
+def read(content: str) -> list[Result]:
     """The runs of such a file."""
-    found = json.loads(kept)
+    found = json.loads(content)
     return unpacked(found["runs"], found["columns"])
 
 

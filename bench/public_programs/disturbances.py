@@ -128,7 +128,7 @@ def _hang(job: Job) -> None:
 @contextlib.contextmanager
 def _group(controller: str, job: Job, **limits: str) -> Iterator[None]:
     """Rank 1 in a control group of its own with these limits."""
-    group = CGROUPS / controller / f"strangers-{os.getpid()}"
+    group = CGROUPS / controller / f"public-programs-{os.getpid()}"
     group.mkdir()
     try:
         for name, value in limits.items():

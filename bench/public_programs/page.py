@@ -11,7 +11,7 @@ sys.path.insert(0, str(ROOT / "bench/accuracy"))
 
 from intervals import wilson  # noqa: E402 - lies next to the script that it was written for
 
-RESULTS = ROOT / "bench/results/strangers.json"
+RESULTS = ROOT / "bench/results/public_programs.json"
 DOCUMENT = ROOT / "docs/explanation/accuracy.md"
 NOT_RUN = "not run"
 #: What a disturbance did is known where the undisturbed runs differ by less than this part of it.

@@ -1,12 +1,12 @@
 """Verdicts on public programs that are disturbed from outside, and what was done to them.
 
-    python bench/strangers --programs DIR run --runs DIR [--only miniFE] [--seconds 270]
-    python bench/strangers --programs DIR table --runs DIR --write
+    python bench/public_programs --programs DIR run --runs DIR [--only miniFE] [--seconds 270]
+    python bench/public_programs --programs DIR table --runs DIR --write
 
 ``run`` starts each program under each disturbance, undisturbed ones three times, and keeps the run directories. It
 goes on where it was stopped, and stops itself after ``--seconds``. ``costs`` runs disturbances that take CPU time,
 each between two undisturbed runs, on a machine without other work. ``table`` judges all of them with the code as it
-is, prints what is right, and with ``--write`` stores it in ``bench/results/strangers.json`` and in
+is, prints what is right, and with ``--write`` stores it in ``bench/results/public_programs.json`` and in
 ``docs/explanation/accuracy.md``. Rank 1 of two is disturbed; other work on the machine meanwhile is given in cores.
 """
 
