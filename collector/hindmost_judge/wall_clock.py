@@ -50,6 +50,18 @@ class Throughput(NamedTuple):
         """Samples or tokens of all ranks in a step; ``None`` where none counted any."""
         return None if np.isnan(self.work).all() else float(np.nansum(self.work / self.steps))
 
+    @property
+    def steps_per_s(self) -> float:
+        """Of the whole job."""
+        if self.step_ms:
+            return 1e3 / self.step_ms
+        return float(self.steps.max() / np.nanmedian(np.where(self.seconds > 0, self.seconds, np.nan)))
+
+    @property
+    def work_per_s(self) -> float | None:
+        """Samples or tokens of the whole job; ``None`` where none were counted."""
+        return None if self.work_per_step is None else self.work_per_step * self.steps_per_s
+
 
 def wall_clock(
     run: Run, stalls: Sequence[tuple[float, float]] = (), first: int | None = None, *, hung: bool = False

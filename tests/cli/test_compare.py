@@ -11,11 +11,12 @@ import pytest
 from hindmost.errors import UsageError
 from hindmost_cli import main
 from hindmost_collector.recordings.tables import table
-from hindmost_collector.report import columns
+from hindmost_collector.report import columns, section_rows
 from hindmost_collector.report import compare as text
 from hindmost_collector.report.compare import compare, condition, measured, scaling
 from hindmost_collector.simulate import Scenario, simulate
 from hindmost_collector.simulate.write import write
+from hindmost_judge.judge import judge
 from hindmost_judge.model import COLLECTIVES, Run, empty
 
 from tests.scenarios import loads
@@ -205,6 +206,19 @@ def trained(ranks: int, batch: int, step_ms: float = 100.0, seed: int = 1) -> Ru
     """A job of so many ranks, each with a batch of so many samples a step."""
     run = simulate(Scenario(ranks, 60, seed=seed, step_ms=step_ms)).run
     return dataclasses.replace(run, steps=run.steps | {"work": np.full(len(run.steps["rank"]), batch)})
+
+
+def test_a_pace_is_the_same_in_a_report_and_in_a_comparison() -> None:
+    """Also where the steps of a block are not as long, or of as much work, as those of the next."""
+    run = trained(4, 32)
+    longer = 1 + run.steps["step"] % 7
+    run = dataclasses.replace(run, steps=run.steps | {"work": run.steps["work"] * longer})
+    found = judge(run)
+    (pace,) = section_rows.of(run, found.to_dict(), found.overview, ("throughput",))["throughput"]["job"]
+    paces = {rate["name"]: (rate["a"], rate["b"]) for rate in compare(run, trained(4, 64))["rates"]}
+    row = next(row for row in scaling([run, trained(8, 32)])["runs"] if row["ranks"] == 4)
+    for name in ("steps_per_s", "work_per_s"):
+        assert pace[name] == paces[name][0] == row[name]
 
 
 def test_runs_with_other_batches_are_compared_by_their_work() -> None:

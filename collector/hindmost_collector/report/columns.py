@@ -81,7 +81,7 @@ def limits_more(report: Mapping[str, Any]) -> bool:
     costs = [verdict["cost_ratio"] for verdict in report["verdicts"] if verdict.get("cost_ratio")]
     limit = report["job"].get("bound") or {"by": "", "evidence": ""}
     of_the_job = limit["by"] == "cpu" and OTHERS_USE not in limit["evidence"]
-    return of_the_job and max(costs, default=0.0 if unsure(report["verdicts"][0]) else 1.0) < _BEFORE_A_LIMIT
+    return of_the_job and max(costs, default=0.0 if all(map(unsure, report["verdicts"])) else 1.0) < _BEFORE_A_LIMIT
 
 
 _DO_ON = {

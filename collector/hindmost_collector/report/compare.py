@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from hindmost.errors import UsageError
-from hindmost_judge import efficiency
+from hindmost_judge import efficiency, wall_clock
 from hindmost_judge.judge import judge
 from hindmost_judge.settings import DEFAULT
 from hindmost_judge.stats.robust import average, median, standard_error, time_blocks
@@ -69,12 +69,13 @@ def compare(a: Run, b: Run, settings: Settings = DEFAULT) -> dict[str, Any]:
     series = [_series(report.overview) for report in judged]
     step = max(float(median(found["step"])) if "step" in found else 0.0 for found in series)
     names = dict.fromkeys([*series[0], *series[1]])
+    paces = [_paces(run, report.overview) for run, report in zip((a, b), judged, strict=True)]
     return {
         "schema": SCHEMA,
         "a": reports[0]["job"],
         "b": reports[1]["job"],
         "measures": [asdict(measured(name, series[0].get(name), series[1].get(name), step)) for name in names],
-        "rates": _rates(judged[0].overview, judged[1].overview),
+        "rates": [asdict(_rate(name, *(found.get(name) for found in paces))) for name in ("steps_per_s", "work_per_s")],
         "settings": settings_that_differ(a, b),
         "verdicts": _verdicts(reports[0], reports[1], settings.min_steps),
         "notes": [
@@ -97,32 +98,33 @@ class Rate:
     changed: bool | None = None
 
 
-def _rates(a: Overview | None, b: Overview | None) -> list[dict[str, Any]]:
-    """Both paces; runs with other batches or other numbers of ranks are comparable by their work."""
-    found = [{} if seen is None else _paces(seen) for seen in (a, b)]
-    return [asdict(_rate(name, found[0].get(name), found[1].get(name))) for name in ("steps_per_s", "work_per_s")]
+def _paces(run: Run, seen: Overview | None) -> dict[str, tuple[float, float]]:
+    """Name to what the report has a second, and the standard error of that as a share, from the run's time in blocks.
 
-
-def _paces(seen: Overview) -> dict[str, Floats]:
-    """Name to [B] a second, in blocks of the run's time."""
-    amounts = {"steps_per_s": np.ones(len(seen.steps))} | ({} if seen.work is None else {"work_per_s": seen.work})
+    Runs with other batches or other numbers of ranks are comparable by their work.
+    """
+    done = None if seen is None else wall_clock.throughput(run, seen)
+    if seen is None or done is None:
+        return {}
     known = np.isfinite(seen.period) & (seen.period > 0)
-    found = {}
-    for name, amount in amounts.items():
-        period, done = seen.period[known], amount[known]
-        cuts = time_blocks(len(period))
-        if len(period) and np.nansum(done) > 0:
-            found[name] = np.array([np.nansum(done[cut]) / period[cut].sum() * 1e9 for cut in cuts])
+    period, found = seen.period[known], {}
+    amounts = {
+        "steps_per_s": (done.steps_per_s, np.ones(len(seen.steps))),
+        "work_per_s": (done.work_per_s, np.zeros(len(seen.steps)) if seen.work is None else seen.work),
+    }
+    for name, (pace, amount) in amounts.items():
+        counted, cuts = amount[known], time_blocks(len(period))
+        blocks = np.array([np.nansum(counted[cut]) / period[cut].sum() for cut in cuts])
+        if pace is not None:
+            found[name] = pace, _error_of_mean(blocks) / blocks.mean() if blocks.any() else math.nan
     return found
 
 
-def _rate(name: str, a: Floats | None, b: Floats | None) -> Rate:
-    left, right = (None if values is None else float(values.mean()) for values in (a, b))
-    if a is None or b is None or left is None or right is None:
-        return Rate(name, left, right)
-    change = right / left - 1
-    error = (1 + change) * math.hypot(_error_of_mean(a) / left, _error_of_mean(b) / right)
-    return Rate(name, left, right, change, *_interval(change, error, _SMALL))
+def _rate(name: str, a: tuple[float, float] | None, b: tuple[float, float] | None) -> Rate:
+    if a is None or b is None:
+        return Rate(name, a and a[0], b and b[0])
+    change = b[0] / a[0] - 1
+    return Rate(name, a[0], b[0], change, *_interval(change, (1 + change) * math.hypot(a[1], b[1]), _SMALL))
 
 
 def _interval(change: float, error: float, least: float) -> tuple[float | None, float | None, bool | None]:
@@ -227,7 +229,7 @@ def _row(run: Run, settings: Settings) -> dict[str, Any]:
     """A run of a scaling study: its paces, and where the step of the typical rank goes, as shares of it."""
     report = judge(run, settings)
     seen, job = report.overview, report.job
-    paces = {} if seen is None else {name: float(values.mean()) for name, values in _paces(seen).items()}
+    paces = {name: pace for name, (pace, _) in _paces(run, seen).items()}
     step_ms = None if seen is None or np.isnan(seen.step) else seen.step / 1e6
     parts = ("self", "wait", "transfer", "input")
     shares = {name: None if seen is None else _share_of_step(seen, name) for name in parts}

@@ -139,19 +139,13 @@ def _throughput(one: _Run) -> dict[str, list[dict[str, Any]]]:
     if found is None:
         one.lacks("throughput", "steps a second", "no steps were recognised")
         return {"job": [], "ranks": []}
-    each_step = found.work_per_step
-    if each_step is None:
+    if found.work_per_step is None:
         why = "batches were not seen; `hindmost.step(work=tokens)` counts them"
         one.lacks("throughput", "samples or tokens a second", why)
     seconds = np.where(found.seconds > 0, found.seconds, np.nan)
-    of_job = float(np.nanmax(found.steps))
-    pace = 1e3 / found.step_ms if found.step_ms else of_job / float(np.nanmedian(seconds))
     job = {
-        "steps": int(of_job),
-        "step_ms": found.step_ms,
-        "steps_per_s": pace,
-        "work_per_s": each_step * pace if each_step is not None else None,
-        "work_per_step": each_step,
+        "steps": int(found.steps.max()),
+        **{name: getattr(found, name) for name in ("step_ms", "steps_per_s", "work_per_s", "work_per_step")},
     }
     ranks = [
         {
@@ -182,7 +176,7 @@ def _limits(one: _Run) -> dict[str, list[dict[str, Any]]]:
         one.lacks("limits", "what limits the job", "no steps were recognised")
         return {"bound": [bound] if bound else [], "achieved": [], "if_free": []}
     work = found.work_per_step
-    roof = _achieved(one, None if work is None else work * 1e3 / found.step_ms)
+    roof = _achieved(one, found.work_per_s)
     free = efficiency.free(one.seen)
     queued = bool(bound) and bound["by"] == "cpu"  # in collectives, too, ranks wait for CPUs
     if queued:

@@ -111,7 +111,7 @@ SECTIONS: dict[str, Section] = {
             ),
             "if_free": Table(
                 "The mean step if one thing took no time and made no rank late, or if all ranks were like the median"
-                " one. COST of a limit does not count the waits for late ranks.",
+                " one.",
                 "without=if, step_ms=mean step:ms, saved:ratio, steps_per_s=steps/s:number, work_per_s=work/s:number",
             ),
         },

@@ -491,6 +491,8 @@ def telling_on_shared_cpus(use: Mapping[str, CpuUse], fewer: str) -> tuple[str, 
     return (f"{do}; then see which rank comes last",)
 
 
+#: How the evidence begins where ranks hardly differ.
+_ALIKE = "ranks keep pace: "
 #: How the evidence begins that says what ranks wait though none is slow.
 RANKS_WAIT = "ranks wait"
 
@@ -506,7 +508,8 @@ def balanced(
     row, most = _most(blocks)
     share = most / blocks.step_ns
     judged, sure = _how_surely(share, least)
-    last = f"rank {int(blocks.ranks[row])} typically comes last, {percent(share)} of a step after its peers"
+    pace = _ALIKE if share < _NOTHING else ""
+    last = f"{pace}rank {int(blocks.ranks[row])} typically comes last, {percent(share)} of a step after its peers"
     lasts = or_zero(blocks.last).mean(axis=1)
     as_often = bool(lasts.any() and (np.delete(lasts, row) >= _AS_OFTEN * lasts[row]).any())  # another rank is last
     last = "" if sure and (share < _SHOWN or as_often) else last
@@ -521,9 +524,11 @@ def balanced(
         usual = float(median(needs.self_time))
         beyond = most / max(usual, 1.0)
         who, work = f"rank {int(needs.ranks[row])}", "CPU and file I/O time"
-        needy = f"{who} needs {percent(beyond)} more {work} than its peers"
+        needy = f"ranks need the same {work}, within {percent(beyond)}"
+        if beyond >= _SAME:
+            needy = f"{who} needs {percent(beyond)} more {work} than its peers: negligible"
         on_shared, sure = _last_on_shared_cpus(blocks, last, queued=queued)
-        found = [f"{needy}: negligible", *([on_shared] if on_shared else [])]
+        found = [needy, *([on_shared] if on_shared else [])]
         if beyond >= _FOR_ITS_CPU and most >= _NOTHING * blocks.step_ns:  # a large part of nothing costs nothing
             typical = median(needs.self_time, axis=1)
             took = f"{work} {ms(typical[row])}, others {ms(float(median(np.delete(typical, row))))}"
@@ -567,7 +572,7 @@ def _last_on_shared_cpus(blocks: Blocks, last: str, *, queued: bool) -> tuple[st
     often = float(np.nanmean(blocks.last[row])) if row is not None else 0.0
     unsure = row is not None and not queued and float(median(blocks.delay[row])) >= _MUCH * blocks.step_ns
     if row is None or (often < _NEARLY_ALWAYS and not unsure):
-        return f"{last}: the scheduler's doing, since ranks share CPUs" if last else "", True
+        return f"{last.removeprefix(_ALIKE)}: the scheduler's doing, since ranks share CPUs" if last else "", True
     late = f"rank {int(blocks.ranks[row])} is last to arrive in {percent(often)} of the collectives"
     if queued:
         return f"{late}, waiting for a CPU: check its binding, quota and priority", True
