@@ -1,5 +1,6 @@
 """Looking into running processes: whom, by what, and how sure. test_attach_live.py looks into real ones."""
 
+import dataclasses
 import os
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from hindmost import ring
 from hindmost.errors import HindmostError, UsageError
 from hindmost.identity import Identity
 from hindmost_agent import stacks
+from hindmost_cli import main
 from hindmost_cli.attach import phases as sampling
 from hindmost_cli.attach import phases as table
 from hindmost_cli.attach import target
@@ -210,6 +212,19 @@ def test_a_jobs_ranks_are_found_by_its_name(tmp_path: Path) -> None:
         target.by_job("41", tmp_path)
 
 
+@pytest.mark.parametrize("stacks", [True, False])
+def test_of_a_compiled_program_is_shown_what_it_waits_in(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], stacks: bool
+) -> None:
+    """It has no Python stacks and no phases: where these are asked for, the remedy is what can be seen."""
+    monkeypatch.setattr(target, "by_job", lambda job: [dataclasses.replace(rank(1), minor=target.COMPILED)])
+    monkeypatch.setattr(target, "pending", lambda pid: ["waits for 7.0 s in allreduce number 3"])
+    assert main(["attach", "--job=42", *["--stacks"] * stacks]) == (0 if stacks else 2)
+    said = capsys.readouterr()
+    assert "`gdb -p 101 -batch" in said.out if stacks else "`hindmost attach --stacks --job 42`" in said.err
+    assert ("allreduce number 3" in said.out) == stacks
+
+
 RANK = b"RANK=%d\0WORLD_SIZE=2\0TORCHELASTIC_RUN_ID=x\0"
 #: pid: parent, environment, command line, binary.
 LAUNCHED = {
@@ -232,6 +247,9 @@ LAUNCHED = {
     52: (51, b"", b"python\0-m\0hindmost\0collector\0", "python3.12"),
     53: (51, b"", b"python\0-m\0hindmost\0agent\0", "python3.12"),
     54: (51, b"", b"python\0one.py\0", "python3.12"),
+    60: (1, b"", b"prterun\0-np\x002\0stencil\0", "prterun"),
+    61: (60, b"OMPI_COMM_WORLD_RANK=1\0OMPI_COMM_WORLD_SIZE=2\0", b"bash\0run.sh\0", "bash"),
+    62: (61, b"OMPI_COMM_WORLD_RANK=1\0OMPI_COMM_WORLD_SIZE=2\0", b"stencil\0", "stencil"),
 }
 
 
@@ -246,6 +264,7 @@ LAUNCHED = {
         ([20], [(-1, 21)]),
         ([50], [(-1, 54)]),
         ([12, 11, 14], [(1, 12), (0, 14)]),
+        ([60], [(1, 62)]),
     ],
 )
 def test_the_ranks_below_a_launcher_are_looked_into(
@@ -259,7 +278,7 @@ def test_the_ranks_below_a_launcher_are_looked_into(
         (folder / "stat").write_text(f"{pid} (a) b) S {parent} 0 0")
         (folder / "environ").write_bytes(environ)
         (folder / "cmdline").write_bytes(cmdline)
-        (folder / "maps").touch()
+        (folder / "maps").write_text("/usr/lib/libmpi.so.40\n" if binary == "stencil" else "")
         (folder / "exe").symlink_to(f"/usr/bin/{binary}")
     assert [(one.rank, one.pid) for one in target.by_pids(pids, tmp_path)] == found
     with pytest.raises(UsageError, match="--pid 30: neither it nor a process that it started"):

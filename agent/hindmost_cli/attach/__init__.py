@@ -66,6 +66,10 @@ def run(args: argparse.Namespace) -> int:
     targets = target.by_job(args.job) if args.job else target.by_pids(args.pid)
     if args.stacks:
         return _show_stacks(targets, args.save_to)
+    if any(one.minor == target.COMPILED for one in targets):
+        what = f"--job {args.job}" if args.job else " ".join(f"--pid {pid}" for pid in args.pid)
+        calls = f"`hindmost attach --stacks {what}` shows the MPI calls that they wait in"
+        raise UsageError(f"{what}: phases of compiled programs cannot be seen from outside; {calls}")
     method, seen = _look(targets, args)
     if args.format == "json":
         sys.stdout.write(json.dumps(phases.to_dict(targets, seen, method, args.seconds), indent=2) + "\n")
@@ -78,19 +82,29 @@ def _show_stacks(targets: list[Target], keep: Path | None) -> int:
     """Each rank's stacks and, where `hindmost run` observes it, what it waits in: all looked at together, then said."""
     from concurrent.futures import ThreadPoolExecutor
 
-    from hindmost_agent import stacks
-
     from hindmost_cli.attach.target import pending
 
     with ThreadPoolExecutor(max_workers=8) as pool:
         waiting = [pending(target.pid) for target in targets]
-        dumped = list(pool.map(stacks.dump, [target.pid for target in targets]))
+        dumped = list(pool.map(_stack, targets))
     for one, waits, text in zip(targets, waiting, dumped, strict=True):
         lines = "".join(f"{line}\n" for line in waits)
         sys.stdout.write(f"rank {one.rank if one.rank >= 0 else '-'}: {text}{lines}\n")
         if keep is not None:
             _keep(keep / "stacks", one, text + lines)
     return 0
+
+
+def _stack(one: Target) -> str:
+    """What Python's stacks show; of a compiled program, what shows its own."""
+    from hindmost_agent import stacks
+
+    from hindmost_cli.attach.target import COMPILED
+
+    if one.minor != COMPILED:
+        return stacks.dump(one.pid)
+    shown_by = f"`gdb -p {one.pid} -batch -ex 'thread apply all bt'`"
+    return f"process {one.pid} is a compiled program: {shown_by} prints its stacks\n"
 
 
 def _keep(folder: Path, one: Target, text: str) -> None:

@@ -23,11 +23,14 @@ WAITS = (ring.COLLECTIVE, ring.P2P)
 #: IDs that an error lists.
 _NAMED = 4
 PYTHON = re.compile(r"(?:lib)?python3\.(\d+)")
+#: What a compiled rank maps, and what stands for its version of Python.
+MPI, COMPILED = re.compile(r"/lib\w*mpi\w*\.so"), -1
 
 
 @dataclass(frozen=True)
 class Target:
-    """A running Python process. ``rank`` is -1 where no launcher named one; ``minor`` its Python's version, 3.minor."""
+    """A running Python process, or a compiled program with MPI. ``rank`` is -1 where no launcher named one; ``minor``:
+    its Python's version, 3.minor, or :data:`COMPILED`."""
 
     pid: int
     rank: int
@@ -40,7 +43,7 @@ class Target:
 def by_pid(pid: int, proc: Path = Path("/proc")) -> list[Target]:
     """The process with this pid; of a launcher or a shell, the ranks below it, by rank.
 
-    UsageError where there is no such process, where it is another user's, or where neither it nor any below is Python.
+    UsageError where there is no such process, where it is another user's, or where neither it nor any below is a rank.
     """
     folder = proc / str(pid)
     try:
@@ -59,7 +62,9 @@ def by_pid(pid: int, proc: Path = Path("/proc")) -> list[Target]:
     if not ranks and launches:
         raise UsageError(f"--pid {pid}: this launcher has started no rank yet; try again once ranks run")
     if not ranks:
-        raise UsageError(f"--pid {pid}: neither it nor a process that it started runs a Python 3 interpreter here")
+        raise UsageError(
+            f"--pid {pid}: neither it nor a process that it started runs a Python 3 interpreter or uses MPI here"
+        )
     return sorted(ranks, key=lambda target: (target.rank, target.pid))
 
 
@@ -69,7 +74,7 @@ def by_pids(pids: Sequence[int], proc: Path = Path("/proc")) -> list[Target]:
 
 
 def _below(pid: int, proc: Path) -> list[Target]:
-    """The first Python processes on each way down that launch no ranks and help none."""
+    """The first ranks on each way down: they launch no others and help none."""
     children: dict[int, list[tuple[Path, dict[str, str]]]] = {}
     for folder, environ in _own(proc):
         children.setdefault(_parent(folder), []).append((folder, environ))
@@ -155,12 +160,14 @@ def _describe(folder: Path, environ: Mapping[str, str]) -> Target | None:
 
 
 def _python(folder: Path) -> int | None:
-    """The minor version of the Python 3 that a process runs: of its binary, else of a libpython it maps."""
+    """The minor version of the Python 3 that a process runs: of its binary, else of a libpython it maps;
+    :data:`COMPILED` where it has only MPI."""
     try:
-        found = PYTHON.search((folder / "exe").resolve().name) or PYTHON.search((folder / "maps").read_text())
+        maps = (folder / "maps").read_text()
     except OSError:
-        return None
-    return int(found[1]) if found else None
+        maps = ""
+    found = PYTHON.search((folder / "exe").resolve().name) or PYTHON.search(maps)
+    return int(found[1]) if found else COMPILED if MPI.search(maps) else None
 
 
 def environ_of(pid: int, proc: Path = Path("/proc")) -> dict[str, str]:

@@ -15,7 +15,7 @@ _CODE = re.compile(r"(`[^`]*`)")
 
 def render(report: Mapping[str, Any], ranks: Sequence[int] | None = None, path: str = text.PATH) -> str:
     """The report with its sections; the block with the verdict is what a terminal shows, with commands on ``path``."""
-    block = text.render({**report, "sections": {}}, 100, ranks=ranks, path=path, titled=False)
+    block = text.render(report, 100, ranks=ranks, path=path, titled=False)
     found = [f"# {_safe(columns.title(report))}", "", "```text", *block.rstrip().splitlines(), "```"]
     title = ""
     for table in sections.shown(report.get("sections") or {}, sections.rows_of(report, ranks)):

@@ -210,6 +210,11 @@ def test_the_title_of_a_markdown_report_stands_once() -> None:
     assert shown.splitlines()[0].endswith("ran 43.2 s")
 
 
+def test_a_report_without_verdicts_is_read() -> None:
+    """Another program may have written it: what limits the job is the news then."""
+    assert columns.limits_more(report() | {"verdicts": [], "job": {"bound": {"by": "cpu", "evidence": ""}}})
+
+
 def test_a_fault_that_comes_again_is_one_verdict() -> None:
     """Its other steps and their costs stand with it; costs of different steps may be added."""
     slow = {"kind": "straggler", "cause": "compute", "ranks": [1], "cost_ms_per_step": 4.0, "cost_ratio": 0.4}

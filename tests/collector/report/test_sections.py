@@ -154,6 +154,8 @@ def test_a_fault_in_some_steps_has_these_beside_the_whole_run() -> None:
         report["verdicts"][0]["cost_ms_per_step"] / report["verdicts"][0]["cost_ratio"], rel=0.02
     )
     assert columns.of_fault(judged("clean")[2]) == ("", {})
+    shown = text.render(report, 100, titled=False, path=text.PATH)
+    assert shown.rstrip() in markdown.render(report)
 
 
 def test_of_many_gpus_and_nodes_text_has_those_of_the_ranks_that_it_shows() -> None:
