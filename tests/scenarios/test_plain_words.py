@@ -5,9 +5,10 @@ import importlib
 import json
 import re
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,13 +19,41 @@ from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_judge.judge import judge
 from hindmost_judge.model import Run
 
+from style_check import rules
 from tests.pages import inside
 from tests.recordings import judged, recording
 
 from .expected import RECORDINGS
 from .loads import Load, hang, make
-from .plain import findings
 from .scenario_files import report_of, scenarios
+
+ROOT = Path(__file__).parents[2]
+
+
+def findings(report: Mapping[str, Any]) -> list[str]:
+    """Each sentence of a report that is too long, or has a word that the field does not use, and why."""
+    every = _rules()
+    return [
+        f"{message}: {text}" for text in sentences(report) for _, message in every.findings(text, list(every.finds))
+    ]
+
+
+def sentences(report: Mapping[str, Any]) -> Iterator[str]:
+    """All that a report says, in any format."""
+    yield columns.title(report)
+    yield columns.bound(report)
+    yield from columns.waste(report)
+    yield from report["notes"]
+    yield report["job"].get("ended") or ""
+    yield columns.caption(columns.table(report["ranks"], deciding=columns.deciding(report))[0], report)
+    for one in rendered(report):
+        yield from (f"{one.sentence} {one.sure}", one.cost, *one.why, one.where, *one.do)
+
+
+@cache
+def _rules() -> rules.Rules:
+    return rules.load(ROOT)
+
 
 ALL = tuple(range(4))
 #: Jobs that neither a scenario nor a recording is of.

@@ -15,7 +15,6 @@ from hindmost_collector.store.parquet.store import read_run
 from hindmost_proto import retry
 
 from bench.collector_faults import ledger
-from bench.collector_faults.client import Client
 from tests.needs import need
 from tests.waiting import until
 
@@ -69,7 +68,7 @@ def fill(path):
 async def test_full_disk(collecting, small_disk, tmp_path):
     """On a disk that is really full nothing is acknowledged and readiness says why; with room again all is stored."""
     async with collecting(store=str(small_disk), flush_seconds=0.1) as collector:
-        clients = [Client(number, collector.addresses["grpc"]) for number in range(2)]
+        clients = [ledger.Client(number, collector.addresses["grpc"]) for number in range(2)]
         async with running(*clients):
             for one in clients:
                 one.make()
@@ -116,7 +115,7 @@ async def test_client_that_never_reads(collecting, fake_agent, tmp_path):
     async with collecting(out=str(tmp_path), flush_seconds=0.05) as collector:
         deaf = fake_agent(collector.addresses["grpc"], agent_id="deaf", node="n9", job="deaf")
         await deaf.connect()
-        client = Client(0, collector.addresses["grpc"])
+        client = ledger.Client(0, collector.addresses["grpc"])
         async with running(client):
             for step in range(100):
                 await deaf.send(deaf.batch(step))
@@ -141,7 +140,7 @@ async def test_bytes_that_are_no_protocol(collecting, tmp_path):
             call = channel.stream_stream("/hindmost.v1.Telemetry/Stream")()
             await call.write(b"\xff" * 1000)
             code = await call.code()
-        client = Client(0, address)
+        client = ledger.Client(0, address)
         async with running(client):
             client.make()
             await until(lambda: client.acked == 1)
@@ -195,7 +194,7 @@ async def test_gigabyte_message(collecting, tmp_path):
         before = psutil.Process().memory_info().rss
         answers = [await asyncio.to_thread(announce_gigabyte, host, int(port)) for _ in range(3)]
         grown = psutil.Process().memory_info().rss - before
-        client = Client(0, collector.addresses["grpc"])
+        client = ledger.Client(0, collector.addresses["grpc"])
         async with running(client):
             client.make()
             await until(lambda: client.acked == 1)
@@ -207,7 +206,7 @@ async def test_gigabyte_message(collecting, tmp_path):
 async def test_two_agents_of_one_identity(collecting, tmp_path, caplog):
     """Two agents with one identity: each sequence number is taken once, the rest is counted, and one line says so."""
     async with collecting(store=str(tmp_path), flush_seconds=0.05) as collector:
-        twins = [Client(0, collector.addresses["grpc"]) for _ in range(2)]
+        twins = [ledger.Client(0, collector.addresses["grpc"]) for _ in range(2)]
         async with running(*twins):
             for one in twins:
                 for _ in range(20):
