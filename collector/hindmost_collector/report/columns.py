@@ -320,7 +320,7 @@ def _of_cost(report: Mapping[str, Any]) -> str:
         waited = sum(caused.get(rank, 0.0) for rank in one.get("ranks") or ())
         if cost and waited > _MORE_THAN_COST * cost:
             return "; COST is the part that is saved without the fault"
-        if cost and not one.get("since_step") and waited * _MORE_THAN_COST < cost:
+        if cost and one.get("ranks") and not one.get("since_step") and waited * _MORE_THAN_COST < cost:
             return " in collectives alone; COST counts other delays too"
     return ""
 

@@ -111,6 +111,8 @@ def test_the_caption_says_that_cost_counts_delays_outside_collectives(cost: floa
     slow = {"kind": "straggler", "ranks": [1], "cost_ms_per_step": cost, "since_step": since}
     shown = columns.caption(["rank", "caused wait"], report(caused_wait_ms=5.0) | {"verdicts": [slow]})
     assert ("COST counts other delays too" in shown) == explained
+    of_all = columns.caption(["rank", "caused wait"], report(caused_wait_ms=5.0) | {"verdicts": [slow | {"ranks": []}]})
+    assert "COST counts other delays too" not in of_all
 
 
 def test_of_a_wide_table_what_takes_least_goes_first() -> None:
