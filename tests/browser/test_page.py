@@ -366,6 +366,22 @@ def test_a_report_is_the_same_page_with_its_data_inside(browser: Any, tmp_path: 
     assert browser.complaints() == []
 
 
+def test_the_page_of_a_run_opens_with_its_first_verdict_which_had_an_end(browser: Any, tmp_path: Path) -> None:
+    """All named ranks are marked, and the steps are those of the costliest: nothing holds any more."""
+    history = StepHistory()
+    history.add(overview())
+    ended = {**STRAGGLER, "ranks": [1], "until_step": 60}
+    embedded = data.of_stored(report(verdicts=[ended, STRAGGLER]))
+    (tmp_path / "report.html").write_text(
+        document.render({**embedded, "steps": data.of_steps(history, {}), "gauges": [], "stacks": {}}), encoding="utf-8"
+    )
+    browser.open((tmp_path / "report.html").as_uri())
+    browser.until(f"{ROWS} == 4")
+    bad = "return [...document.querySelectorAll('tr.rank.bad td:first-child')].map(one => one.innerText)"
+    assert sorted(browser.run(bad)) == ["1", "2"]
+    assert browser.run("return faulty()") == [20, 60]
+
+
 def test_the_page_of_a_run_has_its_sections_in_a_tab(browser: Any, tmp_path: Path) -> None:
     """Each table of the report's sections, with its words; a screen of 400 pixels scrolls them, and not the page."""
     run = simulate(Scenario(4, 60)).run

@@ -508,7 +508,8 @@ def balanced(
     row, most = _most(blocks)
     share = most / blocks.step_ns
     judged, sure = _how_surely(share, least)
-    pace = _ALIKE if share < _NOTHING else ""
+    unequal = wasted > 0.05 * blocks.step_ns
+    pace = _ALIKE if share < _NOTHING and not unequal else ""
     last = f"{pace}rank {int(blocks.ranks[row])} typically comes last, {percent(share)} of a step after its peers"
     lasts = or_zero(blocks.last).mean(axis=1)
     as_often = bool(lasts.any() and (np.delete(lasts, row) >= _AS_OFTEN * lasts[row]).any())  # another rank is last
@@ -537,7 +538,7 @@ def balanced(
     if transfers >= _MANY_TRANSFERS:
         overlapped = ", overlapped with computing" if blocks.overlapped else ""
         found.append(f"transfers: {ms(transfers * blocks.step_ns)} per step ({percent(transfers)}{overlapped})")
-    if wasted > 0.05 * blocks.step_ns:
+    if unequal:
         found.insert(1, f"{RANKS_WAIT} {ms(wasted)} per step for the last to arrive, {last_in_turn(blocks)}")
     return found or ["no rank typically comes last"], sure
 

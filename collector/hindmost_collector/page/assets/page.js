@@ -234,7 +234,7 @@ async function fetchSteps() {
   if (now.state) showState((find("state").className.split(" ")[1]) || "running");
 }
 
-// The steps that the first verdict that still holds is about; null where that is all of them, or the job stopped.
+// The steps that the first verdict is about, which of a running job still holds; null where that is all of them, or the job stopped.
 function faulty() {
   const first = troubled()[0];
   const begun = now.steps ? now.steps.columns.first[0] : 0;
@@ -244,9 +244,8 @@ function faulty() {
 }
 
 function troubled() {
-  const verdicts = (now.report && now.report.verdicts) || [];
-  const open = verdicts.filter(one => !FINE.has(one.kind) && one.until_step == null);
-  return open.length ? open : source.live ? [] : verdicts.filter(one => !FINE.has(one.kind));
+  const found = ((now.report && now.report.verdicts) || []).filter(one => !FINE.has(one.kind));
+  return source.live ? found.filter(one => one.until_step == null) : found;
 }
 
 function badRanks() {
