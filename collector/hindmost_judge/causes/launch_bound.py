@@ -29,7 +29,6 @@ ranks is found here for those that gather parameters, pass on micro-batches, or 
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -460,31 +459,63 @@ def _with_blind(fed: Array, blocks: Blocks) -> Array:
     return np.asarray(found)
 
 
-class LaunchingHosts:
-    """When hosts did what all of them do in each step."""
+class Hosts:
+    """When hosts enqueued what all of them do in each step."""
+
+    def __init__(self, collectives: Table, blocks: Blocks) -> None:
+        known = np.flatnonzero(collectives["enqueue_ns"] >= 0)
+        order = known[np.lexsort((collectives["enqueue_ns"][known], collectives["rank"][known]))]
+        times, ranks = collectives["enqueue_ns"][order].astype(np.float64), collectives["rank"][order]
+        bounds = (np.searchsorted(ranks, blocks.ranks, side).tolist() for side in ("left", "right"))
+        calls = [slice(begin, end) for begin, end in zip(*bounds, strict=True)]
+        self.blocks, self._enqueued = blocks, [times[mine] for mine in calls]
+        self._operations = [collectives["op"][order[mine]] for mine in calls]
+        self._known: dict[int, tuple[Floats, tuple[str, ...]]] = {}
+
+    def gaps(self, row: int) -> tuple[Floats, tuple[str, ...]]:
+        """[S, M] ns from each mark of a step to the next, NaN of unusual steps; and which operations it enqueues."""
+        if row not in self._known:
+            self._known[row] = self._measured(row)
+        return self._known[row]
+
+    def others(self, row: int) -> Ints:
+        """Rows of the hosts that one is compared with."""
+        others = np.flatnonzero(self.blocks.cohort == self.blocks.cohort[row])
+        others = others[others != row]
+        return np.asarray(others[:: -(-len(others) // _HOSTS_SAMPLE) or 1])
+
+    def _measured(self, row: int) -> tuple[Floats, tuple[str, ...]]:
+        """From each operation of a step to the next, the first since the step before."""
+        assert self.blocks.joined is not None  # noqa: S101 - known GPU waits imply it
+        times, ended = self._enqueued[row], np.fmax.reduceat(self.blocks.joined.enqueue[row], self.blocks.starts)
+        bounds = np.searchsorted(times, ended, side="right")
+        counts = np.diff(bounds)
+        if not (counts > 0).any():
+            return np.full((len(ended), 1), np.nan), ()
+        usual = int(np.bincount(counts[counts > 0]).argmax())
+        steps = np.flatnonzero(counts == usual) + 1
+        took = np.full((len(ended), usual), np.nan)
+        took[steps] = np.diff(times[bounds[steps - 1][:, None] + np.arange(-1, usual)], axis=1)
+        first = bounds[steps[0] - 1]
+        return took, tuple(self._operations[row][first : first + usual].tolist())
+
+
+class LaunchingHosts(Hosts):
+    """The same of hosts that mark their steps: when each begins, has its input, and ends."""
 
     def __init__(self, collectives: Table, blocks: Blocks, fed: Array) -> None:
-        self._blocks, self._fed = blocks, fed
-        known = (collectives["enqueue_ns"] > 0) & np.isin(collectives["rank"], blocks.ranks)
-        rank, enqueued = collectives["rank"][known], collectives["enqueue_ns"][known]
-        order = np.lexsort((enqueued, rank))
-        bounds = np.searchsorted(rank[order], np.append(blocks.ranks, blocks.ranks[-1] + 1))
-        self._enqueued = [enqueued[order[one:end]] for one, end in itertools.pairwise(bounds)]
-        operations = collectives["op"][known][order]
-        self._operations = [operations[one:end] for one, end in itertools.pairwise(bounds)]
-        self._gaps: dict[int, tuple[Floats, tuple[str, ...]]] = {}
+        super().__init__(collectives, blocks)
+        self._fed = fed
 
     def slower(self, row: int, steps: Ints) -> float | None:
         """Ns a step by which a host is slower than its typical peer in these steps (indices); ``None``: unknown."""
-        between, does = self.between_marks(row)
-        others = np.flatnonzero(self._blocks.cohort == self._blocks.cohort[row])
-        others = others[others != row]
-        others = others[:: -(-len(others) // _HOSTS_SAMPLE) or 1]
-        asked = [self.between_marks(one) for one in others.tolist()]
+        between, does = self.gaps(row)
+        others = self.others(row)
+        asked = [self.gaps(one) for one in others.tolist()]
         if does:
             ahead = 2 * self._fed[np.ix_(others, steps)].sum(axis=1) < len(steps)
             known = [(gaps, one) for (gaps, operations), one in zip(asked, ahead, strict=True) if operations == does]
-            little = _HELD_LEAST * self._blocks.step_ns
+            little = _HELD_LEAST * self.blocks.step_ns
             peers = [_needed(gaps, steps, little) if one else gaps[steps] for gaps, one in known]
         else:  # between the marks that are left: its input, launching, and what is between two steps
             peers = [_together(gaps[steps]) for gaps, _ in asked]
@@ -496,17 +527,11 @@ class LaunchingHosts:
         if np.isnan(longer).all():
             return None
         slow = (longer > _SURELY * error) & (longer > _SLOWER * median(theirs, axis=0))
-        return float(longer[slow & (longer > _LEAST * self._blocks.step_ns)].sum())
-
-    def between_marks(self, row: int) -> tuple[Floats, tuple[str, ...]]:
-        """[S, M] ns from each mark of a step to the next, the last one the next step's first, NaN of unusual steps;
-        and which operations it enqueues."""
-        if row not in self._gaps:
-            self._gaps[row] = self._measured(row)
-        return self._gaps[row]
+        return float(longer[slow & (longer > _LEAST * self.blocks.step_ns)].sum())
 
     def _measured(self, row: int) -> tuple[Floats, tuple[str, ...]]:
-        blocks, times = self._blocks, self._enqueued[row]
+        """From each mark to the next, the last one the next step's first."""
+        blocks, times = self.blocks, self._enqueued[row]
         assert blocks.ended is not None  # noqa: S101 - _marked() has looked
         assert blocks.took is not None  # noqa: S101 - it comes with ``ended``
         ended, began = blocks.ended[row], blocks.ended[row] - blocks.took[row]
@@ -547,8 +572,6 @@ _SLOWER_BETWEEN = 0.5
 #: … which applies to intervals with this share of a step's launching. Where parameters are gathered throughout, or in
 #: steps of several rounds, the time before the first operation is one launch among many.
 _MUCH = 0.25
-#: Hosts compared with: enough for a typical value, whatever the size of the job.
-_UNMARKED_SAMPLE = 16
 
 
 def _late_by_unmarked_hosts(blocks: Blocks, collectives: Table, fed: Array) -> Blocks:
@@ -564,61 +587,23 @@ def _late_by_unmarked_hosts(blocks: Blocks, collectives: Table, fed: Array) -> B
             if not steps.any():
                 continue
             mean = float(delay[row, steps].mean())
-            slower = min(hosts.slower(row, steps) or 0.0, mean)
+            slower = min(slower_in_fastest(hosts, row, steps) or 0.0, mean)
             share[row, steps] = slower / mean
             unsure[row] += (mean - slower) * float(steps.mean())
     return _reduced(blocks, share, unsure)
 
 
-class Hosts:
-    """When hosts enqueued what all of them do in each step."""
-
-    def __init__(self, collectives: Table, blocks: Blocks) -> None:
-        assert blocks.joined is not None  # noqa: S101 - known GPU waits imply it
-        self._blocks = blocks
-        self._ended = np.fmax.reduceat(blocks.joined.enqueue, blocks.starts, axis=1)
-        known = np.flatnonzero(collectives["enqueue_ns"] >= 0)
-        self._order = known[np.lexsort((collectives["enqueue_ns"][known], collectives["rank"][known]))]
-        ranks = collectives["rank"][self._order]
-        self._bounds = np.stack([np.searchsorted(ranks, blocks.ranks), np.searchsorted(ranks, blocks.ranks, "right")])
-        self._table = collectives
-        self._intervals: dict[int, tuple[Floats, tuple[str, ...]]] = {}
-
-    def slower(self, row: int, steps: Array) -> float | None:
-        """Ns a step by which a host is slower than its typical peer can be in these steps [S]; ``None``: unknown."""
-        took, does = self._of(row)
-        known = steps & ~np.isnan(took).any(axis=1)
-        others = np.flatnonzero(self._blocks.cohort == self._blocks.cohort[row])
-        others = others[others != row]
-        asked = [self._of(one) for one in others[:: -(-len(others) // _UNMARKED_SAMPLE) or 1].tolist()]
-        peers = [np.fmin.reduce(intervals, axis=0) for intervals, operations in asked if operations == does and does]
-        if not peers or not known.any():
-            return None
-        own, theirs = np.quantile(took[known], _FASTEST, axis=0), median(np.array(peers), axis=0)
-        longer = own - theirs
-        most = _UNMARKED_SLOWER * theirs
-        if theirs[0] >= _MUCH * theirs.sum():
-            most[0] = _SLOWER_BETWEEN * theirs[0]
-        return float(longer[(longer > most) & (longer > _UNMARKED_LEAST * self._blocks.step_ns)].sum())
-
-    def _of(self, row: int) -> tuple[Floats, tuple[str, ...]]:
-        """[S, M] ns from each operation of a step to the next, the first since the step before; NaN of unusual steps;
-        and which operations these are."""
-        if row not in self._intervals:
-            self._intervals[row] = self._measured(row)
-        return self._intervals[row]
-
-    def _measured(self, row: int) -> tuple[Floats, tuple[str, ...]]:
-        table, ended = self._table, self._ended[row]
-        mine = self._order[slice(*self._bounds[:, row])]
-        times = table["enqueue_ns"][mine].astype(np.float64)
-        bounds = np.searchsorted(times, ended, side="right")
-        counts = np.diff(bounds)
-        if not (counts > 0).any():
-            return np.full((len(ended), 1), np.nan), ()
-        usual = int(np.bincount(counts[counts > 0]).argmax())
-        steps = np.flatnonzero(counts == usual) + 1
-        took = np.full((len(ended), usual), np.nan)
-        took[steps] = np.diff(times[bounds[steps - 1][:, None] + np.arange(-1, usual)], axis=1)
-        first = bounds[steps[0] - 1]
-        return took, tuple(table["op"][mine[first : first + usual]].tolist())
+def slower_in_fastest(hosts: Hosts, row: int, steps: Array) -> float | None:
+    """Ns a step by which a host is slower than its typical peer can be in these steps [S]; ``None``: unknown."""
+    took, does = hosts.gaps(row)
+    known = steps & ~np.isnan(took).any(axis=1)
+    asked = [hosts.gaps(one) for one in hosts.others(row).tolist()]
+    peers = [np.fmin.reduce(intervals, axis=0) for intervals, operations in asked if operations == does and does]
+    if not peers or not known.any():
+        return None
+    own, theirs = np.quantile(took[known], _FASTEST, axis=0), median(np.array(peers), axis=0)
+    longer = own - theirs
+    most = _UNMARKED_SLOWER * theirs
+    if theirs[0] >= _MUCH * theirs.sum():
+        most[0] = _SLOWER_BETWEEN * theirs[0]
+    return float(longer[(longer > most) & (longer > _UNMARKED_LEAST * hosts.blocks.step_ns)].sum())

@@ -140,7 +140,7 @@ def test_what_a_host_needs_that_is_held_up_shows_where_it_is_not(held: bool) -> 
     blocks, run = Case(own, at=1).blocks()
     hosts = launch_bound.LaunchingHosts(run.collectives, blocks, launch_bound.waits_for_host(blocks))
     for peer in (0, 1) if held else ():
-        hosts.between_marks(peer)[0][1, 1] = USUAL[1] * MS
+        hosts.gaps(peer)[0][1, 1] = USUAL[1] * MS
     assert hosts.slower(2, np.arange(STEPS)) == pytest.approx(20 * MS if held else 0.0)
 
 
@@ -152,8 +152,8 @@ def test_what_hosts_once_took_less_for_is_no_measure(usual: float, least: float,
     blocks, run = Case(gaps).blocks()
     hosts = launch_bound.LaunchingHosts(run.collectives, blocks, launch_bound.waits_for_host(blocks))
     for peer in (0, 1):
-        hosts.between_marks(peer)[0][:, 1] = usual * MS
-        hosts.between_marks(peer)[0][1, 1] = least * MS
+        hosts.gaps(peer)[0][:, 1] = usual * MS
+        hosts.gaps(peer)[0][1, 1] = least * MS
     assert hosts.slower(2, np.arange(STEPS)) == 0.0
 
 

@@ -64,7 +64,7 @@ class Case:
     def slower(self) -> float | None:
         """By how many ms rank 2's host is reported to be slower."""
         blocks, table = self.blocks()
-        found = launch_bound.Hosts(table, blocks).slower(2, np.ones(STEPS, bool))
+        found = launch_bound.slower_in_fastest(launch_bound.Hosts(table, blocks), 2, np.ones(STEPS, bool))
         return found / MS if found is not None else None
 
 
