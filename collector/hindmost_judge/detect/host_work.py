@@ -12,7 +12,7 @@ import numpy as np
 
 from hindmost_judge.blocks import Slowdown
 from hindmost_judge.detect.nested_segments import lasts
-from hindmost_judge.graph.self_time import paces
+from hindmost_judge.graph.self_time import pace_of_peers
 from hindmost_judge.stats import segmentation
 from hindmost_judge.stats.robust import FEW_RANKS, median, spread
 
@@ -93,7 +93,7 @@ def find_delays(lanes: Lanes, least: float, large: float) -> list[Delay]:
     delays: list[Delay] = []
     least = max(least, large) if lanes.host.shape[2] < _SHORT_RUN else least
     for phase, self_time in enumerate(lanes.host):
-        behind_peers, doubt = self_time - paces(self_time, lanes.cohort)[0], np.zeros(len(self_time))
+        behind_peers, doubt = self_time - pace_of_peers(self_time, lanes.cohort), np.zeros(len(self_time))
         if lanes.wait is not None and lanes.wait.phase == phase:
             doubt = lanes.doubt
             if lanes.wait.lag == 0:  # what may be a wait proves no delay

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hindmost_judge.encoding import columns_that_fill
-from hindmost_judge.graph.self_time import build_lanes, paced_by_hosts, paces, with_unmarked_work
+from hindmost_judge.graph.self_time import build_lanes, pace_of_peers, paced_by_hosts, with_unmarked_work
 from hindmost_judge.model import OTHER
 from hindmost_judge.stats import segmentation
-from hindmost_judge.stats.robust import average, lower_median, median, or_zero, peers_median, quantile
+from hindmost_judge.stats.robust import average, lower_median, median, of_cohorts, or_zero, peers_median, quantile
 from hindmost_judge.timeline import phases
 from hindmost_judge.timeline.overlap import ahead_of_host
 from hindmost_judge.types import Timeline
@@ -25,7 +25,7 @@ from hindmost_judge.whatif import savings
 if TYPE_CHECKING:
     from hindmost_judge.blocks import Blocks
     from hindmost_judge.model import Run
-    from hindmost_judge.types import Floats, Ints, Lanes
+    from hindmost_judge.types import Floats, Lanes
 
 #: Marks of a host and of its GPU may be so many ns apart: clocks differ by 0.5 to 3 ms, and collectives are launched
 #: before the phase ends in which they are.
@@ -99,7 +99,7 @@ def of_phase(blocks: Blocks, phase: str) -> Blocks:
     """The blocks with what hosts work longer in one phase in place of all that they do."""
     assert blocks.lanes is not None  # noqa: S101 - slowdowns of a phase come from these
     own = blocks.lanes.host[blocks.lanes.phases.index(phase)]
-    beyond = own - paces(own, blocks.cohort)[0]
+    beyond = own - pace_of_peers(own, blocks.cohort)
     left_out = {*blocks.lanes.phases} - {phase}
     parts = {name: block for name, block in blocks.parts.items() if name not in left_out}
     return replace(blocks, self_time=own, delay=beyond, parts=parts)
@@ -166,16 +166,10 @@ def _phases(blocks: Blocks, began: Floats) -> tuple[list[str], Floats]:
     spent = np.stack([*parts, rest, between])
     unlogged = np.isnan(blocks.took)
     if unlogged.any():  # what such a host did in a step is no work of 0 ms: it is taken to be as its peers'
-        spent = np.where(unlogged, or_zero(_of_peers(np.where(unlogged, np.nan, spent), blocks.cohort)), spent)
+        known = np.moveaxis(np.where(unlogged, np.nan, spent), 1, 0)
+        usual = of_cohorts(known, blocks.cohort, lambda rows: median(rows, axis=0))
+        spent = np.where(unlogged, or_zero(np.moveaxis(usual, 0, 1)), spent)
     return [*names, OTHER, BETWEEN], spent
-
-
-def _of_peers(spent: Floats, cohort: Ints) -> Floats:
-    """[P, R, S] what the typical rank of each one's cohort takes."""
-    usual = np.empty_like(spent)
-    for number in np.unique(cohort):
-        usual[:, cohort == number] = median(spent[:, cohort == number], axis=1)[:, None]
-    return usual
 
 
 def _launches(blocks: Blocks, began: Floats) -> tuple[Floats, Floats]:

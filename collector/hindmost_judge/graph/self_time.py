@@ -19,7 +19,7 @@ import numpy as np
 
 from hindmost_judge.model import OTHER
 from hindmost_judge.stats import segmentation
-from hindmost_judge.stats.robust import FEW_RANKS, median, or_zero, others_median, percentile, quantile
+from hindmost_judge.stats.robust import FEW_RANKS, median, of_cohorts, or_zero, others_median, percentile, quantile
 from hindmost_judge.types import HostWait, Lanes
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def paced_by_hosts(timeline: Timeline, lanes: Lanes) -> bool:
     lead = float(np.nanmedian(_lead_of_launch(timeline)[last, steps]))
     launches, rest = timeline.enqueued is not None, timeline.phases.index(OTHER)
     if not launches and rest > timeline.launched:  # what only this host does in no phase may be before its last launch
-        beyond_peers = lanes.least[rest] - paces(lanes.least[rest], lanes.cohort)[0]
+        beyond_peers = lanes.least[rest] - pace_of_peers(lanes.least[rest], lanes.cohort)
         lead -= max(float(np.median(beyond_peers[last, steps])), 0.0)
     elif lanes.wait is not None and lanes.wait.several and lanes.host[0][last, steps].mean() < step / 2:
         return False  # what it needs from one launch to the next is known, and better than in phases but its input
@@ -93,15 +93,15 @@ def build_lanes(timeline: Timeline) -> Lanes:
     lead = np.full(timeline.left.shape, np.nan)
     lead[last, steps] = _lead(timeline)[last, steps]
     tail = np.where(np.sum(~np.isnan(lead), axis=1) >= _MIN_STEPS, median(lead, axis=-1), median(lead.ravel()))
-    peer_pace, cohort_pace = paces(host.sum(axis=0), timeline.cohort)
+    own = host.sum(axis=0)
     return Lanes(
         phases=timeline.phases,
         host=host,
         least=least,
         most=spent,
         doubt=doubt,
-        peer_pace=peer_pace,
-        cohort_pace=cohort_pace,
+        peer_pace=pace_of_peers(own, timeline.cohort),
+        cohort_pace=_pace_of_cohort(own, timeline.cohort),
         launched=timeline.launched,
         wait=wait,
         ahead=ahead,
@@ -123,15 +123,20 @@ def with_unmarked_work(timeline: Timeline, lanes: Lanes) -> Lanes:
     if timeline.enqueued is not None or wait is None or wait.lag or wait.phase != unmarked:
         return lanes
     arrives = _lead(timeline) - timeline.waited + wait.after[:, None]
-    later = or_zero(arrives - paces(arrives, lanes.cohort)[0])
+    later = or_zero(arrives - pace_of_peers(arrives, lanes.cohort))
     early = np.where(later > timeline.clock, later, 0.0)
     host, least = lanes.host.copy(), lanes.least.copy()
     for self_time in (host, least):
         self_time[unmarked] = np.minimum(self_time[unmarked] + early, lanes.most[unmarked])
-    peer_pace, cohort_pace = paces(host.sum(axis=0), lanes.cohort)
-    ahead, share = lanes.ahead & (early == 0), np.minimum(early / np.maximum(host[unmarked], 1.0), 1.0)
+    own, peers = host.sum(axis=0), lanes.cohort
     return replace(
-        lanes, host=host, least=least, peer_pace=peer_pace, cohort_pace=cohort_pace, ahead=ahead, early=share
+        lanes,
+        host=host,
+        least=least,
+        peer_pace=pace_of_peers(own, peers),
+        cohort_pace=_pace_of_cohort(own, peers),
+        ahead=lanes.ahead & (early == 0),
+        early=np.minimum(early / np.maximum(host[unmarked], 1.0), 1.0),
     )
 
 
@@ -383,17 +388,12 @@ def _spread(values: Floats) -> float:
     return percentile(values, 25) - percentile(values, _OUTLIERS)
 
 
-def paces(self_time: Floats, cohort: Ints) -> tuple[Floats, Floats]:
-    """The pace of each rank's peers, and of its whole cohort, from self times [R, S] and cohort numbers [R].
+def pace_of_peers(self_time: Floats, cohort: Ints) -> Floats:
+    """[R, S] median of the *other* ranks of each one's cohort, so that a slow rank is not compared with itself; for a
+    rank alone its own self time."""
+    return of_cohorts(self_time, cohort, lambda rows: others_median(rows) if len(rows) > 1 else rows)
 
-    Both are [R, S] in the unit of ``self_time``. The first is the median of the *other* ranks, so that a slow rank is
-    not compared with itself; for a rank alone it is its own self time. The second is the median with the rank itself;
-    of an even number of ranks it is the lower middle one, so of two ranks the faster sets it.
-    """
-    peer_pace, cohort_pace = self_time.copy(), self_time.copy()
-    for number in np.unique(cohort):
-        members = np.flatnonzero(cohort == number)
-        cohort_pace[members] = np.sort(self_time[members], axis=0)[(len(members) - 1) // 2]
-        if len(members) > 1:
-            peer_pace[members] = others_median(self_time[members])
-    return peer_pace, cohort_pace
+
+def _pace_of_cohort(self_time: Floats, cohort: Ints) -> Floats:
+    """[R, S] median of the whole cohort; of an even number the lower middle one, so of two ranks the faster sets it."""
+    return of_cohorts(self_time, cohort, lambda rows: np.sort(rows, axis=0)[(len(rows) - 1) // 2])

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from hindmost_judge.types import Array, Floats
+    from collections.abc import Callable
+
+    from hindmost_judge.types import Array, Floats, Ints
 
 #: Scales a median absolute deviation to the standard deviation of a normal distribution.
 MAD_TO_SIGMA = 1.4826
@@ -153,6 +155,14 @@ def peers_median(block: Floats) -> Floats:
     lower, upper = (np.take_along_axis(ranked, one[None], axis=0) for one in (low, np.minimum(low + 1, count - 1)))
     alone = (known == 1) & ~np.isnan(block)
     return np.where(alone, np.nan, np.where((known % 2 == 1) | (block > lower), lower, upper))
+
+
+def of_cohorts(block: Floats, cohort: Ints, of: Callable[[Floats], Floats | float]) -> Floats:
+    """[R, ...] what ``of`` makes of the rows of each ``cohort`` [R], put where these are."""
+    found = np.empty_like(block)
+    for one in np.unique(cohort):
+        found[cohort == one] = of(block[cohort == one])
+    return found
 
 
 def others_median(block: Floats) -> Floats:

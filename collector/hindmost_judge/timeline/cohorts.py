@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_judge.stats.robust import median, peers_median, sums_by_step
+from hindmost_judge.stats.robust import median, of_cohorts, peers_median, sums_by_step
 from hindmost_judge.timeline.matching import QUEUED_NS
 
 if TYPE_CHECKING:
@@ -90,12 +90,7 @@ def _merge(groups: Ints, pace: Floats) -> Ints:
 
 def beyond_peers(self_time: Floats, cohort: Ints) -> Floats:
     """[R, K] how far each rank is above the median of its peers; 0 for a rank alone in its cohort."""
-    found = np.zeros_like(self_time)
-    for one in np.unique(cohort):
-        members = np.flatnonzero(cohort == one)
-        if len(members) > 1:
-            found[members] = self_time[members] - peers_median(self_time[members])
-    return found
+    return of_cohorts(self_time, cohort, lambda rows: rows - peers_median(rows) if len(rows) > 1 else 0.0)
 
 
 def only_peers(cohort: Ints, late: list[int]) -> list[int]:
@@ -192,12 +187,10 @@ def behind_early_ranks(delay: Floats, cohort: Ints) -> Floats:
 
     That rank is the earliest of up to four, the second of up to eight, and so on; ranks ahead of it count as 0.
     """
-    found = np.zeros_like(delay)
-    for one in np.unique(cohort):
-        rows = np.flatnonzero(cohort == one)
-        if len(rows) > 1:
-            apart = delay[rows]
-            if len(rows) % 2 == 0:  # the earlier half are set against a later rank than the others
-                apart = np.where(apart > 0, apart, apart - np.sort(apart, axis=0)[len(rows) // 2 - 1])
-            found[rows] = apart - np.sort(apart, axis=0)[(len(rows) - 1) // _EARLY]
-    return found
+
+    def behind(apart: Floats) -> Floats:
+        if len(apart) % 2 == 0:  # the earlier half are set against a later rank than the others
+            apart = np.where(apart > 0, apart, apart - np.sort(apart, axis=0)[len(apart) // 2 - 1])
+        return np.asarray(apart - np.sort(apart, axis=0)[(len(apart) - 1) // _EARLY])
+
+    return of_cohorts(delay, cohort, lambda rows: behind(rows) if len(rows) > 1 else 0.0)
