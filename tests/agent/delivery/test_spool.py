@@ -56,12 +56,12 @@ def test_a_stream_of_years_remembers_no_job_of_years_ago(spool: Spool, monkeypat
 
 
 def test_batches_are_sent_in_order_after_their_definitions(spool: Spool) -> None:
-    """A definition comes before the first batch that needs it, once a stream; no batch is sent twice."""
-    fill(spool, 5, definitions={77: b"what 77 means"})
+    """A definition comes before the first batch that needs it, once a stream of many segments; no batch comes twice."""
+    fill(spool, 40, size=20_000, definitions={77: b"what 77 means"})
     spool.connected(0)
-    assert sent(spool) == [0, 1, 2, 3, 4, 5]
+    assert sent(spool) == [*range(41)]
     spool.connected(3)
-    assert sent(spool) == [0, 4, 5]
+    assert sent(spool) == [0, *range(4, 41)]
     assert spool.ledger.delivered == 30
 
 
