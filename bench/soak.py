@@ -7,8 +7,7 @@ once. A real job is forgotten half a minute after its end, a simulated one, whos
 What a collector has of agents that left, it keeps for an hour. Memory, open files, threads, disk and `/metrics` are
 read every 5 s. A slope is a least-squares fit over the second half, when caches are full; its error is twice the
 standard error of the fit. An agent of a node reads all jobs there: run this alone, or with processes and a /dev/shm of
-its own (`unshare --mount --pid --fork --mount-proc`). `bench/agent_years.py` has an agent's 28 hours by an injected
-clock.
+its own (`unshare --mount --pid --fork --mount-proc`).
 """
 
 import argparse

@@ -1,11 +1,8 @@
-"""Large jobs, jobs that grow and shrink, many jobs, and years: simulated, in memory unless said otherwise."""
+"""Large jobs, jobs that grow and shrink, many jobs: simulated, in memory unless said otherwise."""
 
 import asyncio
-import gc
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
-import pytest
 from hindmost_collector import collector as service
 from hindmost_collector.ingest.chunk import finish
 from hindmost_collector.ingest.clock import NodeClock
@@ -18,9 +15,6 @@ from hindmost_collector.store.parquet import journal
 from hindmost_collector.store.parquet.store import read_run
 from hindmost_judge.judge import judge
 from hindmost_proto import telemetry_pb2 as wire
-
-from bench.agent_years import memory_of
-from bench.collector_years import Service
 
 DAY = 86400
 STEP_NS = 20_000_000
@@ -189,64 +183,3 @@ def test_journal_forgets_old_agents(tmp_path, monkeypatch):
     assert again.state.sequences["steady"] == 199
     assert again.state.sequences["agent199"] == 199
     assert "agent0" not in again.state.sequences
-
-
-#: Of 40 minutes each: those of the last hour may still be known.
-WARM, MORE, MINUTES = 3, 3, 40
-
-
-async def test_a_collector_holds_nothing_of_jobs_that_are_over(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Twice as many jobs leave no more objects and bytes: each was judged, written down and forgotten."""
-    monkeypatch.setattr("hindmost_collector.store.parquet.store.MOST_DIRECTORIES", 8)
-    # The default starts a second thread, which it keeps, where the first is still about to wait for work.
-    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
-    service, states = Service(tmp_path), []
-    await service.connect()
-    for number in range(WARM + MORE):
-        await service.job(number, MINUTES)
-        if number in {WARM - 1, WARM + MORE - 1}:
-            states.append(memory_of(service.collector))
-    await service.close()
-    before, after = states
-    assert after["objects"] - before["objects"] < MORE
-    assert after["bytes"] - before["bytes"] < 4096
-
-
-async def test_schemas_of_processes_that_ended_are_held_for_minutes(tmp_path) -> None:
-    """Each process makes a schema of its own: those of the last ten minutes are known."""
-    service, known = Service(tmp_path), []
-    await service.connect()
-    for number in range(5):
-        await service.job(number, 5)
-        known.append(len(service.collector.definitions.schemas))
-    await service.close()
-    assert max(known) <= 3
-
-
-async def test_what_a_job_leaves_does_not_wait_for_the_garbage_collector(tmp_path) -> None:
-    """That rarely runs in a collector, and until then each job would leave types and windows in memory."""
-    service = Service(tmp_path)
-    await service.connect()
-    await service.job(0, MINUTES)
-    gc.collect()
-    gc.disable()
-    try:
-        await service.job(1, MINUTES)
-        gc.set_debug(gc.DEBUG_SAVEALL)
-        gc.collect()
-    finally:
-        gc.set_debug(0)
-        gc.enable()
-    left = {type(one).__qualname__ for one in gc.garbage if type(one).__module__.startswith(("hindmost", "ctypes"))}
-    gc.garbage.clear()
-    await service.close()
-    assert not left
-
-
-async def test_the_end_of_stdin_ends_its_own_job_alone(tmp_path):
-    """A collector that serves until its stdin closes still forgets jobs that end before: those that run are kept."""
-    service = Service(tmp_path, exit_when_stdin_closes=True)
-    await service.connect()
-    await service.job(0, MINUTES)
-    assert not service.collector.jobs
-    await service.close()

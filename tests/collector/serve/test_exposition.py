@@ -22,7 +22,7 @@ from hindmost_collector.serve.node_metrics import NodeMetrics
 from hindmost_proto import telemetry_pb2 as wire
 from prometheus_client.parser import text_string_to_metric_families
 
-from bench.agent_years import memory_of
+from tests.memory import memory_of
 
 
 @pytest.fixture

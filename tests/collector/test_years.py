@@ -1,37 +1,21 @@
-#!/usr/bin/env python3
-"""What is left in a collector after a day of jobs that come and go on its nodes.
+"""A collector that runs for years: what it holds is of the jobs that run, not of those that ran."""
 
-    python bench/collector_years.py [--hours 24] [--minutes-a-job 5] [--out FILE]
-
-A real collector (decoder, windows, judge, reports, store with retention, page of metrics) without its ports: its clock
-is handed in, and an agent of a node is played message by message. Each job is two ranks with a metric schema and a
-communicator of their own, which train for a minute and end; then it is judged, written down and forgotten. ``held``:
-objects and bytes that the collector leads to.
-"""
-
-from __future__ import annotations
-
-import argparse
 import asyncio
 import gc
-import json
-import logging
-import os
-import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from hindmost_collector import collector as service
+import pytest
+from hindmost_collector import collector as maintenance
+from hindmost_collector.ingest.session import AgentSession, Outbox
 from hindmost_collector.main import open_store
 from hindmost_collector.options import Options
 from hindmost_collector.store.parquet.compaction import Retention, Upkeep
 from hindmost_proto import retry
 from hindmost_proto import telemetry_pb2 as wire
 
-from bench.agent_years import memory_of
-
-if TYPE_CHECKING:
-    from hindmost_collector.ingest.session import AgentSession, Outbox
+from tests.memory import memory_of
 
 RANKS, BATCHES, STEPS = 2, 15, 4
 NS = 1_000_000_000
@@ -41,14 +25,18 @@ METRICS = [f"hindmost_process_{name}_total" for name in ("cpu_seconds", "read_by
 RETENTION = 16 << 20
 #: A job that is over is forgotten long before, s after its begin.
 FORGOTTEN_S = 1200
+#: Of 40 minutes each: those of the last hour may still be known.
+WARM, MORE, MINUTES = 3, 3, 40
 
 
 class Service:
-    """A collector with a store in ``folder``, and one agent of a node."""
+    """A collector with a store in ``folder``, without its ports, and one agent of a node; its clock is handed in.
+
+    Each job is two ranks with a metric schema and a communicator of their own, which train for a minute and end."""
 
     def __init__(self, folder: Path, **options_of: Any) -> None:
         options = Options(store=str(folder / "store"), http="none", **options_of)
-        self.collector = service.Collector(options, open_store(options))
+        self.collector = maintenance.Collector(options, open_store(options))
         self.now_ns = self.sequence = 0
         self.began_ns = self.collector.clock.now()
         self.collector.clock.now = lambda: self.began_ns + self.now_ns  # type: ignore[method-assign]
@@ -96,7 +84,7 @@ class Service:
         while f"job{number}" in self.collector.jobs:
             if self.now_ns - begun_ns > FORGOTTEN_S * NS:
                 raise RuntimeError(f"job{number} is over, and not forgotten")
-            await self.later(service.UPKEEP_S)
+            await self.later(maintenance.UPKEEP_S)
         await self.later(max(minutes * 60 - (self.now_ns - begun_ns) / NS, 0))
         while self.upkeep.compact() or self.upkeep.expire():
             pass
@@ -105,7 +93,7 @@ class Service:
         """So much time passes; then a turn, and what ``tend`` does between turns."""
         self.now_ns += int(seconds * NS)
         await self.turn()
-        service._prune(self.collector)
+        maintenance._prune(self.collector)
 
     def batch(self, first: int, number: int) -> wire.Batch:
         """The steps of four seconds, each with a collective, and one sample of each metric."""
@@ -144,52 +132,61 @@ class Service:
         """The agent leaves, and the collector ends."""
         await retry.cancel(self.pump)
         self.collector.ingest.part(*self.agent)
-        await self.collector.stop("the bench is over")
+        await self.collector.stop("the test is over")
 
-    def state(self, jobs: int) -> dict[str, Any]:
-        """What there is after so many jobs."""
+
+async def test_a_collector_holds_nothing_of_jobs_that_are_over(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twice as many jobs leave no more objects and bytes: each was judged, written down and forgotten."""
+    monkeypatch.setattr("hindmost_collector.store.parquet.store.MOST_DIRECTORIES", 8)
+    # The default starts a second thread, which it keeps, where the first is still about to wait for work.
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+    service, states = Service(tmp_path), []
+    await service.connect()
+    for number in range(WARM + MORE):
+        await service.job(number, MINUTES)
+        if number in {WARM - 1, WARM + MORE - 1}:
+            states.append(memory_of(service.collector))
+    await service.close()
+    before, after = states
+    assert after["objects"] - before["objects"] < MORE
+    assert after["bytes"] - before["bytes"] < 4096
+
+
+async def test_schemas_of_processes_that_ended_are_held_for_minutes(tmp_path) -> None:
+    """Each process makes a schema of its own: those of the last ten minutes are known."""
+    service, known = Service(tmp_path), []
+    await service.connect()
+    for number in range(5):
+        await service.job(number, 5)
+        known.append(len(service.collector.definitions.schemas))
+    await service.close()
+    assert max(known) <= 3
+
+
+async def test_what_a_job_leaves_does_not_wait_for_the_garbage_collector(tmp_path) -> None:
+    """That rarely runs in a collector, and until then each job would leave types and windows in memory."""
+    service = Service(tmp_path)
+    await service.connect()
+    await service.job(0, MINUTES)
+    gc.collect()
+    gc.disable()
+    try:
+        await service.job(1, MINUTES)
+        gc.set_debug(gc.DEBUG_SAVEALL)
         gc.collect()
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-        folder = Path(self.collector.options.store)
-        return {
-            "hours": round(self.now_ns / NS / 3600, 2),
-            "jobs": jobs,
-            "rss_mib": round(pages * os.sysconf("SC_PAGE_SIZE") / 2**20, 1),
-            "held": memory_of(self.collector),
-            "open_files": len(list(Path("/proc/self/fd").iterdir())),
-            "store_mib": round(sum(one.stat().st_size for one in folder.rglob("*") if one.is_file()) / 2**20, 2),
-        }
+    finally:
+        gc.set_debug(0)
+        gc.enable()
+    left = {type(one).__qualname__ for one in gc.garbage if type(one).__module__.startswith(("hindmost", "ctypes"))}
+    gc.garbage.clear()
+    await service.close()
+    assert not left
 
 
-async def run(hours: float, minutes: float) -> list[dict[str, Any]]:
-    """A state after each tenth of the time."""
-    states, jobs = [], 0
-    with tempfile.TemporaryDirectory() as folder:
-        one = Service(Path(folder))
-        await one.connect()
-        while one.now_ns < hours * 3600 * NS:
-            await one.job(jobs, minutes)
-            jobs += 1
-            if one.now_ns >= (len(states) + 1) * hours * 360 * NS:
-                states.append(one.state(jobs))
-                print(json.dumps(states[-1]), flush=True)
-        await one.close()
-    return states
-
-
-def main() -> None:
-    """Run, and write the states down."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--hours", type=float, default=24.0)
-    parser.add_argument("--minutes-a-job", type=float, default=5.0)
-    parser.add_argument("--out", type=Path, help="also write the results here, as JSON")
-    args = parser.parse_args()
-    logging.disable(logging.WARNING)
-    states = asyncio.run(run(args.hours, args.minutes_a_job))
-    if args.out:
-        what = "bench/collector_years.py: jobs of two ranks that come and go, by an injected clock"
-        args.out.write_text(json.dumps({"what": what, "minutes_a_job": args.minutes_a_job, "states": states}, indent=1))
-
-
-if __name__ == "__main__":
-    main()
+async def test_the_end_of_stdin_ends_its_own_job_alone(tmp_path):
+    """A collector that serves until its stdin closes still forgets jobs that end before: those that run are kept."""
+    service = Service(tmp_path, exit_when_stdin_closes=True)
+    await service.connect()
+    await service.job(0, MINUTES)
+    assert not service.collector.jobs
+    await service.close()
