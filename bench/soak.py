@@ -20,6 +20,7 @@ import tempfile
 import threading
 import time
 import urllib.request
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,9 @@ ROOT = Path(__file__).resolve().parents[1]
 RANK = str(ROOT / "bench/hosts/rank.py")
 EVERY_S = 5.0
 STEPS, STEP_MS = 400, 20
+#: What may grow a little, for so long: allocators keep what a larger job took. And what may not: by more than so many.
+MEMORY = ("collector_mib", "agent_mib")
+COUNTED, MORE = ("collector_threads", "agent_threads", "collector_files", "agent_files", "collector_jobs"), 4
 
 
 class Soak:
@@ -147,12 +151,25 @@ def slope(at_s: list[float], values: list[float]) -> dict[str, float]:
     return {"an_hour": round(float(rate), 3), "error": round(float(2 * error), 3)}
 
 
+def growing(growth: Mapping[str, Mapping[str, Any]], mib: float) -> list[str]:
+    """What surely grew in the second half: memory by more than ``mib`` MiB an hour, and at all what is counted and is
+    there at most a few of."""
+    rates = {name: one["second_half"]["an_hour"] - one["second_half"]["error"] for name, one in growth.items()}
+    found = [f"{name} grows by {rates[name]:.0f} MiB an hour or more" for name in MEMORY if rates[name] > mib]
+    return found + [
+        f"{name}: {growth[name]['half']:.0f} at half time, {growth[name]['last']:.0f} at the end"
+        for name in COUNTED
+        if rates[name] > 0 and growth[name]["last"] > growth[name]["half"] + MORE
+    ]
+
+
 def main() -> int:
-    """Soak; 1 where a job failed or a sample is not accounted for."""
+    """Soak; 1 where a job failed, a sample is not accounted for, or a service grows without end."""
     parser = argparse.ArgumentParser(description="a collector, an agent, and jobs that come and go: what grows")
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--simulated-every", type=float, default=20.0, metavar="S")
     parser.add_argument("--retention-gib", type=float, default=0.02)
+    parser.add_argument("--most-growth", type=float, default=40.0, metavar="MIB", help="an hour, of each service")
     parser.add_argument("--out", type=Path, help="write the results here, as JSON")
     args = parser.parse_args()
     seen: list[tuple[float, dict[str, float]]] = []
@@ -191,7 +208,10 @@ def main() -> int:
     if args.out:
         args.out.write_text(text + "\n")
     accounted = account["produced"] == account["delivered"] + sum(account["dropped"].values()) + account["kept"]
-    return int(soak.failed > 0 or not accounted or account["kept"] > 0)
+    found = growing(result["growth"], args.most_growth)
+    for line in found:
+        print(line, file=sys.stderr)
+    return int(soak.failed > 0 or not accounted or account["kept"] > 0 or bool(found))
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ from hindmost_collector.ingest.row_builder import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from hindmost_proto import telemetry_pb2 as wire
 
@@ -225,7 +225,7 @@ class Decoder:
         return taken
 
     def add(
-        self, batch: Any, node: str, job: str, clock: NodeClock, blocks: Iterable[Samples] | None = None
+        self, batch: Any, node: str, job: str, clock: NodeClock, blocks: Sequence[Samples] | None = None
     ) -> list[str]:
         """Take one batch of ``node`` apart; ``job`` owns its metrics, of which ``blocks``, where given, are taken.
 
@@ -332,12 +332,12 @@ class Decoder:
             peer = ANY_PEER if one.peer < 0 else one.peer - 1
             rows.in_flight.append((rank.rank, kind, name, one.comm, one.seq, peer, one.flags & 0xFF, start, observed))
 
-    def _metrics(self, blocks: Iterable[Samples], node: str, job: str, clock: NodeClock) -> list[str]:
+    def _metrics(self, blocks: Sequence[Samples], node: str, job: str, clock: NodeClock) -> list[str]:
         """Keep the samples of a batch; a sentence for each malformed block. Most blocks end at the same tick."""
         complaints, rows, known = [], self.job(job), self._definitions.schemas
         kept, origins = rows.metrics, self._origins[node]
         tick, ticks, offset, last, taken = b"", b"", 0, 0, 0
-        newest, before, begun, backwards = 0, self._newest.get(node, 0), len(kept), False
+        newest, before, backwards = 0, self._newest.get(node, 0), False
         for ref, times, values in blocks:
             schema = known.get(ref)
             if schema is None:
@@ -359,7 +359,7 @@ class Decoder:
                 kept.append(MetricRows(origins.get(ref) or self._origin(node, ref), ticks, offset, values, last))
                 taken += len(values)
                 rows.metric_bytes += len(ticks) + len(values)
-        if backwards and len({one.origin for one in kept[begun:]}) < len(kept) - begun:
+        if backwards and len({ref for ref, _, _ in blocks}) < len(blocks):
             rows.in_order = False  # of a schema that is there twice the later block may be the older
         self.samples += taken // 8
         if taken:

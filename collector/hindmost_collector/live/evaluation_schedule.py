@@ -210,6 +210,9 @@ MANY_RANKS, OF_A_LARGE_JOB, APART_S = 1024, 0.03, float(MOST_S)
 #: Full evaluations allowed ahead of the budget, whatever each takes: one for the first news, one for more of it, one
 #: for agents' answers. The second number counts where an earlier one was in vain.
 WHOLES_AHEAD, IN_VAIN = 3, 2
+#: A full evaluation that only confirms the one before doubles the time until the next, so often, while the newest steps
+#: say nothing new: no further apart than so many seconds for that.
+MOST_CALM, CALM_S = 2, 15.0
 #: Incremental evaluations that took less than this part of their target may read this many times the rows.
 SHORT, LONGER = 0.5, 1.25
 #: Longest time (s) that a turn waits for a running write. One that starts late by up to twice that does not delay the
@@ -252,8 +255,8 @@ class _Turn:
     many ``ranks``, and the ``rows`` of an incremental one.
 
     ``last_whole`` is when that was, ``judged`` how many rows it read, ``soon`` whether it left something open,
-    ``hurried`` how many more were made for something new or open than for nothing, ``look_took`` what the last
-    incremental one took.
+    ``hurried`` how many more were made for something new or open than for nothing, ``calm`` how many of the last ones
+    changed nothing, ``look_took`` what the last incremental one took.
     ``held`` is what holds by the full evaluation, ``newest`` what its newest steps said then, ``seen`` what they say
     now, where evaluated; ``asked`` is what of it was new since, ``doubts`` what the full evaluation does not
     confirm; ``past`` and ``counted`` are what a window passes to the next one.
@@ -269,6 +272,7 @@ class _Turn:
     judged: int = 0
     soon: bool = False
     hurried: int = 0
+    calm: int = 0
     held: Outcome = field(default_factory=Outcome)
     newest: Outcome = field(default_factory=Outcome)
     seen: Outcome | None = None
@@ -510,6 +514,8 @@ class Judging:
         """
         turn.newest = newest or turn.held
         answered = confirmed_claims(asked, before, turn.held)
+        same = not any(_other(before, turn.held, key) for key in before.costs.keys() | turn.held.costs.keys())
+        turn.calm = min(turn.calm + 1, MOST_CALM) if same and not turn.soon else 0
         in_vain = (asked - answered) | disputed_ranks(turn.held, turn.seen or turn.held)
         turn.doubts.evaluated(asked, answered, in_vain, self._clock())
 
@@ -528,7 +534,8 @@ class Judging:
         turn.took = used
         budget = self._looks if used <= self._aim_s() else self.full_evaluations
         budget.spend(used)
-        turn.whole = self.full_evaluations.free
+        apart_s = min(used / self.full_evaluations.share * 2.0**turn.calm, CALM_S)
+        turn.whole = max(self.full_evaluations.free, self._clock() + apart_s)
 
     def _charge_look(self, turn: _Turn, used: float) -> None:
         """For an incremental evaluation: how many rows the next one reads."""

@@ -299,8 +299,9 @@ def test_what_was_asked_for_is_judged_sooner_than_the_next_turn() -> None:
     assert due == [False, False, True]
 
 
-def test_many_cores_allow_more_full_evaluations() -> None:
+def test_many_cores_allow_more_full_evaluations(monkeypatch: pytest.MonkeyPatch) -> None:
     """A twentieth of one where there are few; what a large job's judgement takes buys no long quiet on many."""
     assert [share_of(cores) for cores in (1, 2, 4, 8, 16, 192)] == [0.05, 0.05, 0.05, 0.1, 0.2, 0.2]
+    monkeypatch.setattr("hindmost_collector.live.evaluation_schedule.MOST_CALM", 0)
     judged = Paced(share=share_of(16)).until(60.0)
     assert max(np.diff([at for at, which in judged if which == "whole"])) <= 3.0
