@@ -165,13 +165,14 @@ class Collector(Components):
             self.remote.start()
         work = (self._ticks(), self.watch.run(), self.lag.watch(), tend(self))
         self._tasks = [asyncio.create_task(one) for one in work]
-        self.ready = True
+        self.ready, address = True, self._page.address if self._page else None
         if page:
             page.show(self.endpoints)
         if self.options.job_id:
             self.job(self.options.job_id)
-            note(self, self.options.job_id, {"started_ns": self.clock.now()})
-        return {"grpc": bound, "http": self._page.address if self._page else None}
+            note(self, self.options.job_id, {"started_ns": self.clock.now(), "page": address})
+            self.recorder.last_flush = float("-inf")  # the first tick writes that down: it leads to the page
+        return {"grpc": bound, "http": address}
 
     async def _ticks(self) -> None:
         flush: asyncio.Task[None] | None = None  # concurrent with the ticks: a hanging one must not delay their relief

@@ -141,6 +141,22 @@ def test_a_run_directory_is_shown_like_a_collector(tmp_path: Path, capsys: pytes
     assert "SLOW   rank 2" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("ended", "of", "live"), [({}, "run", True), ({"ended_ns": 7}, "run", False), ({}, "other", False)]
+)
+def test_the_run_directory_of_a_running_job_leads_to_its_collector(
+    collector: tuple[str, dict[str, Any]], tmp_path: Path, ended: dict[str, int], of: str, live: bool
+) -> None:
+    """Page and terminal show the same, and nothing is judged twice; a collector of another job is no answer."""
+    address, answers = collector
+    assert main(["simulate", str(tmp_path / "run"), "--ranks", "4", "--steps", "30"]) == 0
+    meta = {"schema": "hindmost.run/1", "job_id": "run", "started_ns": 1, "page": address, **ended}
+    (tmp_path / "run" / "meta.json").write_text(json.dumps(meta))
+    answers[f"/api/newest?job={of}"] = {"title": "as on the page"}
+    found = source.RunDirectory(tmp_path / "run").picture(None)
+    assert (found["title"] == "as on the page") is live
+
+
 @pytest.mark.parametrize("address", ["http://h:80/", "h:80", "http://h:80/metrics?x=1"])
 def test_whatever_was_pasted_leads_to_the_page(address: str) -> None:
     """The address as `hindmost run` prints it, or parts of it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import http.client
 import json
@@ -105,7 +106,9 @@ class Collector:
 
 
 class RunDirectory:
-    """A run that is being recorded, or was. ``clock`` is in seconds."""
+    """A run that is being recorded, or was. ``clock`` is in seconds.
+
+    While its collector answers, that one's figures are shown: judging is dear, and would be done twice."""
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._path, self._clock = path, clock
@@ -116,14 +119,25 @@ class RunDirectory:
     def picture(self, _: str | None) -> dict[str, Any]:
         from hindmost_collector.serve.live_tables import recorded
 
-        return recorded(self._path, self.report(None), time.time_ns())
+        live = self._from_collector(Collector.picture)
+        return live or recorded(self._path, self.report(None), time.time_ns())
+
+    def _from_collector(self, what: Callable[[Collector, str], dict[str, Any] | None]) -> dict[str, Any] | None:
+        """What the collector of a run that has not ended says of it; None where none answers."""
+        with contextlib.suppress(OSError, ValueError, HindmostError, UsageError):
+            meta = json.loads((self._path / "meta.json").read_bytes())
+            if meta.get("page") and not meta.get("ended_ns"):
+                return what(Collector(meta["page"]), meta["job_id"])
+        return None
 
     def report(self, _: str | None) -> dict[str, Any] | None:
-        """The report that was written at the end; until then one that is made every ten seconds."""
+        """The report that was written at the end; until then its collector's, or one that is made every ten seconds."""
         written = self._path / "report.json"
         if written.exists():
             report: dict[str, Any] = json.loads(written.read_text(encoding="utf-8"))
             return report
+        if live := self._from_collector(Collector.report):
+            return live
         if self._clock() >= self._due:
             from hindmost_cli.report import judged
 

@@ -212,7 +212,7 @@ MANY_RANKS, OF_A_LARGE_JOB, APART_S = 1024, 0.03, float(MOST_S)
 WHOLES_AHEAD, IN_VAIN = 3, 2
 #: A full evaluation that only confirms the one before doubles the time until the next, so often, while the newest steps
 #: say nothing new: no further apart than so many seconds for that.
-MOST_CALM, CALM_S = 2, 15.0
+MOST_CALM, CALM_S = 2, 20.0
 #: Incremental evaluations that took less than this part of their target may read this many times the rows.
 SHORT, LONGER = 0.5, 1.25
 #: Longest time (s) that a turn waits for a running write. One that starts late by up to twice that does not delay the
