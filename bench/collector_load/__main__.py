@@ -35,7 +35,8 @@ from hindmost_cli.run.environment import proof
 SETTLE_S, SETTLE_AGENT_S = 10.0, 1 / 60
 #: Each program sets for itself how gRPC waits.
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "GRPC_EXPERIMENTS"}
-#: With TLS each agent connects twice, with a handshake each time: so much longer, on a machine that others use too.
+#: With TLS each agent connects twice, with a handshake each time: so much longer, for all servers of such a run, as one
+#: that has run for longer has more to judge.
 HANDSHAKE = 4
 #: Servers that are hindmost's own.
 OWN = ("hindmost", "secured")
@@ -75,8 +76,8 @@ def collected(address: str, secret: str) -> dict[str, Any]:
     }
 
 
-def measure(server: str, count: int, seconds: int) -> dict[str, Any]:
-    """Start a server and its agents, each in processes of their own; what the server took."""
+def measure(server: str, count: int, seconds: int, settle: float) -> dict[str, Any]:
+    """Start a server and its agents, each in processes of their own; what the server took once they had settled."""
     with tempfile.TemporaryDirectory() as directory, tempfile.TemporaryDirectory() as proofs:
         own = ["-m", "hindmost", "collector", "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--store", directory]
         environ, secret = ENVIRONMENT, ""
@@ -90,7 +91,6 @@ def measure(server: str, count: int, seconds: int) -> dict[str, Any]:
         assert started.stdout
         addresses = json.loads(started.stdout.readline())
         load = ["-m", "bench.collector_load", "--generate", addresses["grpc"]]
-        settle = SETTLE_S + count * SETTLE_AGENT_S * (HANDSHAKE if server == "secured" else 1)
         load += ["--agents", str(count), "--seconds", str(seconds), "--settle", str(settle)]
         client = subprocess.Popen([sys.executable, *load], stdout=subprocess.PIPE, text=True, env=environ)
         try:
@@ -178,7 +178,8 @@ def main() -> None:
         each = [(server, count) for server, counts in plan for count in counts]
         found = []
         for server, count in each * args.runs:
-            found.append(measure(server, count, args.seconds) | {"seconds": args.seconds})
+            settle = SETTLE_S + count * SETTLE_AGENT_S * (HANDSHAKE if args.secured else 1)
+            found.append(measure(server, count, args.seconds, settle) | {"seconds": args.seconds})
             print(json.dumps(found[-1]), flush=True)
         if args.output:
             write(args.output, began, found, add=args.add)
