@@ -109,7 +109,7 @@ test-clickhouse: $(VENV)/.clickhouse ## the ClickHouse store against the real en
 test-kubernetes: $(VENV)/.kubernetes api-server ## the Helm chart and kustomize with their own engines, and a real API server
 	$(PYTEST) tests/kubernetes
 
-test-slurm: $(VENV)/.dev ## jobs of a real Slurm of three virtual nodes with accounting, as root
+test-slurm: $(VENV)/.torch ## jobs of a real Slurm of three virtual nodes with accounting, as root
 	$(PYTEST) -m slurm tests/cluster
 
 test-cluster: $(VENV)/.dev ## jobs of mpirun and srun that end, stop, fill disks and have several hosts

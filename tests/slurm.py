@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
 """A Slurm of several virtual nodes on this host, with accounting where slurmdbd and MariaDB are; for root.
 
+On the nodes their names are known to programs, where root may mount.
+
     tests/slurm.py FOLDER [NAME=VALUE …] -- COMMAND …     # e.g. Prolog=/path; FOLDER is new, and others may enter it
 
 The controller and the accounting run as user slurm, the nodes' daemons as root. Jobs may be any user's.
@@ -56,6 +58,8 @@ ReturnToService=2
 SchedulerParameters=bf_interval=1,sched_interval=1,batch_sched_delay=0
 SlurmdTimeout=10
 """
+#: Runs a command where this file is /etc/hosts.
+NAMED = ("unshare", "--mount", "sh", "-c", 'mount --bind "$0" /etc/hosts 2>/dev/null; exec "$@"')
 
 
 class Slurm:
@@ -142,8 +146,9 @@ def slurm(folder: Path, settings: Mapping[str, str], *, accounting: bool = True)
             made.until("slurmdbd", "sacctmgr", "-n", "-P", "-i", "show", "cluster", "format=cluster", holds="")
             made.said("sacctmgr", "-i", "add", "cluster", "tests")
         made.start("slurmctld", "slurmctld", "-D", "-c")
+        (folder / "hosts").write_text(Path("/etc/hosts").read_text() + f"\n127.0.0.1 {' '.join(NODES)}\n")
         for name in NODES:
-            made.start(name, "slurmd", "-D", "-N", name, SLURMD_NODENAME=name)
+            made.start(name, *NAMED, str(folder / "hosts"), "slurmd", "-D", "-N", name, SLURMD_NODENAME=name)
         made.until("nodes", "sinfo", "-h", "-o", "%D", "-t", "idle", holds=str(len(NODES)))
         yield made
     finally:

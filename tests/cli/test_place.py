@@ -106,6 +106,13 @@ def test_nothing_of_the_users_environment_is_lost(tmp_path: Path) -> None:
     assert ours({**theirs, **once, "NCCL_PROFILER_PLUGIN": "another"})["HINDMOST_NCCL_NEXT"] == "another"
 
 
+def test_what_a_cluster_proves_to_its_own_collector_is_not_proved_to_this_one() -> None:
+    """A task prolog gives each job authority and token, with which no agent of a run reaches the run's collector."""
+    names = ("TLS_CA", "TLS_CERT", "TLS_KEY", "TOKEN", "TOKEN_FILE", "FINGERPRINT")
+    theirs = {f"HINDMOST_{name}": "x" for name in names}
+    assert environment.without_proof({"HINDMOST_PROBE": "1", **theirs}) == {"HINDMOST_PROBE": "1"}
+
+
 def test_ranks_on_other_hosts_learn_what_all_pods_of_the_job_share(tmp_path: Path) -> None:
     """The namespace, what made them and the queue; the launcher's own name is not that of the workers."""
     shared = {"HINDMOST_POD_NAMESPACE": "a", "HINDMOST_WORKLOAD": "MPIJob/train", "HINDMOST_QUEUE": "gold"}

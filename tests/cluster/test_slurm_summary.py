@@ -15,6 +15,7 @@ import pytest
 from tests.cluster.jobs import HINDMOST, ROOT, environ
 from tests.needs import need
 from tests.slurm import Slurm, slurm
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
 
@@ -24,8 +25,8 @@ SCRIPTS = {"Prolog": "prolog", "Epilog": "epilog", "TaskProlog": "task-prolog", 
 #: Rank 1 takes half as long again for each step, and may fail.
 TRAIN = """
 import os, sys, time, hindmost
-number, fails = int(sys.argv[1]), "fail" in sys.argv
-rank = int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ["SLURM_PROCID"])
+number, fails = int((sys.argv + ["150"])[1]), "fail" in sys.argv
+rank = int(next(os.environ[name] for name in ("OMPI_COMM_WORLD_RANK", "RANK", "SLURM_PROCID") if name in os.environ))
 for step in range(number):
     with hindmost.step():
         time.sleep(0.03 if rank == 1 else 0.02)
@@ -42,18 +43,13 @@ class Cluster:
 
     def submit(self, line: str, *options: str) -> str:
         """The number of a batch job of another user."""
-        argv = [
-            *NOBODY,
-            "sbatch",
-            "--parsable",
-            "-D",
-            str(self.folder),
-            "-O",
-            "-o",
-            f"{self.folder}/%A_%a.out",
-            *options,
-        ]
-        return self.slurm.said(*argv, *options, "--wrap", line).strip()
+        return self.batch(*options, "--wrap", line)
+
+    def batch(self, *argv: str) -> str:
+        """The same, with options of sbatch and perhaps a script."""
+        where = ["-D", str(self.folder), "-o", f"{self.folder}/%A_%a.out"]
+        sbatch = ["env", "-C", str(self.folder), "sbatch", "--parsable", "-O"]
+        return self.slurm.said(*NOBODY, *sbatch, *where, *argv).strip()
 
     def hindmost(self, *argv: str) -> subprocess.CompletedProcess[str]:
         more = {"SLURM_CONF": self.slurm.environ["SLURM_CONF"], "COLUMNS": "100"}
@@ -91,7 +87,8 @@ def cluster() -> Iterator[Cluster]:
     folder.chmod(0o777)
     programs = folder / "venv/bin"
     programs.mkdir(parents=True)
-    for name, what in (("python", ""), ("hindmost", "-m hindmost")):
+    (programs / "activate").write_text(f"PATH={programs}:$PATH\n")
+    for name, what in (("python", ""), ("hindmost", "-m hindmost"), ("torchrun", "-m torch.distributed.run")):
         (programs / name).write_text(f'#!/bin/bash\n{python} {what} "$@"\n')
         (programs / name).chmod(0o755)
     (folder / "train.py").write_text(TRAIN)
@@ -183,6 +180,18 @@ def test_each_job_of_an_array_has_its_own(cluster: Cluster, jobs: dict[str, str]
 def test_a_job_that_failed_has_one(cluster: Cluster, jobs: dict[str, str]) -> None:
     """With what was known until then."""
     assert f"SLURM  {jobs['fails']}: FAILED, exit code 1:0" in cluster.summary(jobs["fails"])
+
+
+def test_the_script_for_torchrun_that_we_give_runs(cluster: Cluster) -> None:
+    """One torchrun a node, under `hindmost run`, as a user submits it; this cluster has no GPUs, and few cores."""
+    pytest.importorskip("torch")
+    need("the right to mount")
+    environ = f"--export=ALL,HINDMOST_VENV={cluster.folder}/venv,SLURM_GPUS_ON_NODE=1"
+    job = cluster.batch("--gpus-per-node=0", "--cpus-per-task=1", environ, str(ROOT / "deploy/slurm/torchrun.sbatch"))
+    run = cluster.folder / "hindmost-runs" / job
+    wait_until((run / "report.json").exists)
+    done = cluster.hindmost("report", str(run))
+    assert "2 ranks on 1 node · 150 steps" in done.stdout, done.stderr
 
 
 def test_a_job_of_mpirun_has_one(cluster: Cluster, jobs: dict[str, str]) -> None:

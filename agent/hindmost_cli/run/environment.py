@@ -40,6 +40,8 @@ RING_BYTES = layout.RECORDS_OFFSET + layout.DEFAULT_CAPACITY * layout.RECORD_BYT
 #: What the names of scripts and programs end in.
 _ENDING = re.compile(r"\.(py|sh|out|exe|bin|x)$")
 
+_PROOF = re.compile(r"HINDMOST_(TLS_|TOKEN|FINGERPRINT)")
+
 LOOPBACK = "127.0.0.1"
 
 
@@ -59,6 +61,11 @@ def job_id(asked: str | None, argv: Sequence[str], environ: Mapping[str, str], n
     stem = re.sub(r"[^A-Za-z0-9_]+", "-", called).strip("-_")[:32] or "job"
     when = time.strftime("%Y%m%d-%H%M%S", time.localtime(now))
     return f"{stem}-{when}-{secrets.token_hex(2)}"
+
+
+def without_proof(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment without what agents prove to another collector: a cluster's task prolog sets it for all jobs."""
+    return {name: value for name, value in environ.items() if not _PROOF.match(name)}
 
 
 def run_directory(asked: Path | None, job: str) -> tuple[Path, str | None]:

@@ -159,8 +159,9 @@ class ConnectionLog:
                 agents.clear()
 
 
-#: Seconds between two log lines about the same kind of rejected call.
-QUIET_S = 60.0
+#: Seconds between two log lines about calls of one host that are rejected for one reason, and how many such pairs have
+#: lines of their own: of further hosts one line stands for all.
+QUIET_S, _PAIRS = 60.0, 32
 HELLO_FIRST = "the first message of a stream must be Hello"
 UNKNOWN = "no valid token: give --token-file FILE, with the collector's secret or a token of its job"
 NO_RELAY = "only a relay may send for other agents: with the collector's secret, or a certificate named in its relays"
@@ -181,19 +182,25 @@ class RejectedCalls(grpc.GenericRpcHandler):
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
-        self._reported: dict[str, tuple[float, int]] = {}
+        #: When a line was written of a reason and a host, and how many calls were rejected since.
+        self._reported: dict[tuple[str, str], tuple[float, int]] = {}
         self.counts: Counter[str] = Counter()
 
     def count(self, reason: str, context: Any, what: str) -> None:
-        """Count one, and say so if nothing was said of its kind for a minute."""
+        """Count one, and say so if nothing was said of its host and this reason for a minute."""
         self.counts[reason] += 1
-        when, count = self._reported.get(reason, (-QUIET_S, 0))
-        if self._now() - when < QUIET_S:
+        pair, now = (reason, context.peer().rpartition(":")[0]), self._now()
+        if pair not in self._reported and len(self._reported) >= _PAIRS:
+            recent = {known: one for known, one in self._reported.items() if now - one[0] < QUIET_S}
+            self._reported = recent
+            pair = pair if len(recent) < _PAIRS else (reason, "")
+        when, before = self._reported.get(pair, (-QUIET_S, 0))
+        if now - when < QUIET_S:
+            self._reported[pair] = (when, before + 1)
             return
-        before = self.counts[reason] - count - 1
         more = f" ({before} more like it since the last such line)" if before else ""
         log.warning("%s was refused on the agents' port: %s%s", context.peer(), what, more)
-        self._reported[reason] = (self._now(), self.counts[reason])
+        self._reported[pair] = (now, 0)
 
     async def refuse(self, reason: str, context: Any, code: grpc.StatusCode, what: str) -> None:
         """Count a stream, and end it with the reason."""

@@ -146,19 +146,41 @@ def test_rejected_calls_are_answered_counted_and_logged(collecting, collector_pr
     assert [trace for _, _, trace in logged if trace] == []
 
 
-def test_rejected_calls_are_logged_once_a_minute(caplog):
-    """However many there are, a kind of rejected call is one line a minute, which says how many there were."""
+def peer(host, port=1):
+    """Of the context of a call, who called."""
+    return types.SimpleNamespace(peer=lambda: f"ipv4:{host}:{port}")
+
+
+def test_rejected_calls_of_a_host_are_logged_once_a_minute(caplog):
+    """However many there are, one reason is one line a minute for each host, which says how many there were."""
     now = [0.0]
     calls = RejectedCalls(lambda: now[0])
-    peer = types.SimpleNamespace(peer=lambda: "ipv4:10.0.0.9:1")
     for now[0] in (0.0, 1.0, 59.0, 60.0, 61.0):
-        calls.count("garbage", peer, "noise")
-    message = "ipv4:10.0.0.9:1 was refused on the agents' port: noise"
+        calls.count("garbage", peer("10.0.0.9", now[0]), "noise")
+        if now[0] == 1.0:
+            calls.count("garbage", peer("10.0.0.7"), "noise")
+            calls.count("hello", peer("10.0.0.9"), "no Hello")
+    said = "was refused on the agents' port"
     assert [record.message for record in caplog.records] == [
-        message,
-        f"{message} (2 more like it since the last such line)",
+        f"ipv4:10.0.0.9:0.0 {said}: noise",
+        f"ipv4:10.0.0.7:1 {said}: noise",
+        f"ipv4:10.0.0.9:1 {said}: no Hello",
+        f"ipv4:10.0.0.9:60.0 {said}: noise (2 more like it since the last such line)",
     ]
-    assert calls.counts["garbage"] == 5
+    assert calls.counts["garbage"] == 6
+
+
+def test_a_flood_of_hosts_does_not_fill_the_log(caplog):
+    """Beyond some dozens one line a minute stands for all further hosts; a minute later these have lines again."""
+    now = [0.0]
+    calls = RejectedCalls(lambda: now[0])
+    for host in range(3000):
+        calls.count("credentials", peer(f"10.0.{host // 256}.{host % 256}"), "no valid token")
+    assert len(caplog.records) < 50
+    now[0] = 61.0
+    calls.count("credentials", peer("10.0.11.1"), "no valid token")
+    assert caplog.records[-1].message.startswith("ipv4:10.0.11.1:1 was refused")
+    assert calls.counts["credentials"] == 3001
 
 
 async def test_broken_tick_is_replayed(collecting, fake_agent, tmp_path, monkeypatch, caplog):
