@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What the agent costs a node: CPU share of one core and resident memory, next to node_exporter.
 
-    python bench/agent_cost.py [--seconds 60] [--rounds 3] [--out bench/results/agent_cost.json]
+    python -m bench.agent_cost [--seconds 60] [--rounds 3] [--out bench/results/agent_cost.json]
 
 Everything runs at the same time on the same machine, reading the same kernel files. Each agent reads the rings of four
 training processes of its own (10 steps a second each, 7 phases and a collective a step):
@@ -31,6 +31,8 @@ from pathlib import Path
 from typing import Any
 
 from hindmost_cli.run.environment import proof
+
+from bench.commit import write
 
 ROOT = Path(__file__).resolve().parents[1]
 #: What the agent may cost at 1 Hz with four training processes and no GPU.
@@ -270,7 +272,7 @@ def main() -> None:
     if args.out:
         what = "bench/agent_cost.py: all of them at once, 4 training processes of 10 steps a second for each agent"
         result = {"what": what, "machine": machine, "load_before": before, "seconds": args.seconds, "rounds": rounds}
-        args.out.write_text(json.dumps({**result, "summary": found}, indent=1) + "\n")
+        write(args.out, {**result, "summary": found})
 
 
 if __name__ == "__main__":

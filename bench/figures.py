@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.collector_load.__main__ import typical
+from bench.commit import commit
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "bench" / "results"
@@ -37,18 +38,15 @@ def measure() -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         files = {name: Path(folder) / f"{name}.json" for name in ("probe", "agent")}
         commands = {
-            "probe": ["bench/probe_overhead.py", "--part", "calls", "messages", "--out", str(files["probe"])],
-            "agent": ["bench/agent_cost.py", "--seconds", "20", "--rounds", "3", "--out", str(files["agent"])],
+            "probe": ["-m", "bench.probe_overhead", "--part", "calls", "messages", "--out", str(files["probe"])],
+            "agent": ["-m", "bench.agent_cost", "--seconds", "20", "--rounds", "3", "--out", str(files["agent"])],
         }
         for command in commands.values():
             subprocess.run([sys.executable, *command], cwd=ROOT, check=True)
         found = {name: json.loads(file.read_text(encoding="utf-8")) for name, file in files.items()}
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
-    ).stdout.strip()
     machine = f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
     when = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
-    return {"commit": commit, "when": when, "machine": machine, **found}
+    return {"commit": commit(), "when": when, "machine": machine, **found}
 
 
 def headline(

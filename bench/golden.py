@@ -1,7 +1,7 @@
 """What the judge decides on recordings, as JSON, and what differs between two such files.
 
-    python bench/golden.py judge --out before.json [--corpus DIR]... [--only PATTERN]...
-    python bench/golden.py compare before.json after.json
+    python -m bench.golden judge --out before.json [--corpus DIR]... [--only PATTERN]...
+    python -m bench.golden compare before.json after.json
 
 ``judge`` reads every recording in ``tests/fixtures/recordings`` and in each ``--corpus``: archives, Parquet files, run
 directories. ``compare`` pairs the verdicts of each recording: same kind, ranks and cause, onset within 3 steps, cost
@@ -10,7 +10,6 @@ within 20 %. It prints one difference a line and exits with 1 where there is any
 
 import argparse
 import json
-import subprocess
 import sys
 import time
 from fnmatch import fnmatch
@@ -19,6 +18,8 @@ from typing import Any
 
 from hindmost_judge.judge import judge
 from hindmost_judge.verdict.schema import Verdict
+
+from bench.commit import write
 
 ROOT = Path(__file__).resolve().parents[1]
 OURS = ROOT / "tests/fixtures/recordings"
@@ -48,9 +49,6 @@ def main() -> int:
 
 
 def _judge_all(folders: list[Path], only: list[str], out: Path) -> int:
-    commit = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=False
-    ).stdout.strip()
     found: dict[str, list[Decision]] = {}
     for name, path in recordings(folders).items():
         if only and not any(fnmatch(name, pattern) for pattern in only):
@@ -61,7 +59,7 @@ def _judge_all(folders: list[Path], only: list[str], out: Path) -> int:
     if not found:
         print(f"no recording in {', '.join(map(str, folders))} matches {only}", file=sys.stderr)
         return 2
-    out.write_text(json.dumps({"commit": commit, "recordings": found}, indent=1) + "\n")
+    write(out, {"recordings": found})
     return 0
 
 

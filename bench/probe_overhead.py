@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """What observing costs the training process: ns an event, ns an MPI call, and a training step with and without.
 
-    python bench/probe_overhead.py                      # everything, about three minutes on two cores
-    python bench/probe_overhead.py --part events calls  # seconds
+    python -m bench.probe_overhead                      # everything, about three minutes on two cores
+    python -m bench.probe_overhead --part events calls  # seconds
 
 Each comparison is of pairs that are measured side by side, in alternating order; the interval is a bootstrap over
 pairs. The figures are of the machine and the moment: they are written with both into bench/results/.
@@ -28,13 +28,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "agent"))
+from hindmost import ring
+from hindmost.native import build
+from hindmost.probes import torch_native
+from hindmost.ring import native
 
-from hindmost import ring  # noqa: E402
-from hindmost.native import build  # noqa: E402
-from hindmost.probes import torch_native  # noqa: E402
-from hindmost.ring import native  # noqa: E402
+from bench.commit import commit
+
+ROOT = Path(__file__).parents[1]
 
 CROWDED = ("--map-by", ":OVERSUBSCRIBE", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1")
 FIRST_STEP, LAST_STEP = 100, 600
@@ -215,6 +216,7 @@ def machine() -> dict[str, Any]:
     mpi = subprocess.run(["mpirun", "--version"], capture_output=True, text=True, check=False).stdout.partition("\n")[0]
     return {
         "when": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "commit": commit(),
         "cpu": cpu[1] if cpu else platform.processor(),
         "cpus": os.cpu_count(),
         "load": os.getloadavg()[0],

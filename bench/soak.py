@@ -26,6 +26,8 @@ from typing import Any
 
 import numpy as np
 
+from bench.commit import write
+
 ROOT = Path(__file__).resolve().parents[1]
 RANK = str(ROOT / "bench/hosts/rank.py")
 EVERY_S = 5.0
@@ -203,10 +205,9 @@ def main() -> int:
             for name in seen[0][1]
         },
     }  # fmt: skip
-    text = json.dumps(result, indent=1)
-    print(text)
+    print(json.dumps(result, indent=1))
     if args.out:
-        args.out.write_text(text + "\n")
+        write(args.out, result)
     accounted = account["produced"] == account["delivered"] + sum(account["dropped"].values()) + account["kept"]
     found = growing(result["growth"], args.most_growth)
     for line in found:

@@ -25,11 +25,14 @@ import sys
 import tempfile
 import time
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import psutil
 from hindmost_cli.run.environment import proof
+
+from bench.commit import commit
 
 #: Connecting and the first definitions are not what is measured: seconds for any number of agents, and for each.
 SETTLE_S, SETTLE_AGENT_S = 10.0, 1 / 60
@@ -139,10 +142,8 @@ def watched(process: psutil.Process, client: subprocess.Popen[str], settle: floa
 
 def circumstances() -> dict[str, Any]:
     """The machine, the commit, and the load of other work."""
-    git = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--exclude", "*"]
-    revision = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip() or None
     machine = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
-    return {"machine": machine, "revision": revision, "load_before": os.getloadavg()[0]}
+    return {"machine": machine, "commit": commit(), "load_before": os.getloadavg()[0]}
 
 
 def main() -> None:
@@ -155,6 +156,9 @@ def main() -> None:
     parser.add_argument("--bare", type=int, nargs="*", default=[], help="agents at the bare server")
     parser.add_argument("--seconds", type=int, default=40)
     parser.add_argument("--runs", type=int, default=1, help="how often to measure each, one round after the other")
+    parser.add_argument(
+        "--together", action="store_true", help="all of a round at one time: other load is alike for each"
+    )
     parser.add_argument("-o", "--output", type=Path, help="where the figures go as JSON")
     parser.add_argument("--add", action="store_true", help="add to what that file has, measured on this machine")
     parser.add_argument("--generate", metavar="ADDRESS", help=argparse.SUPPRESS)
@@ -177,10 +181,12 @@ def main() -> None:
         plan = [("bare", args.bare), ("hindmost", args.agents), ("secured", args.secured)]
         each = [(server, count) for server, counts in plan for count in counts]
         found = []
-        for server, count in each * args.runs:
-            settle = SETTLE_S + count * SETTLE_AGENT_S * (HANDSHAKE if args.secured else 1)
-            found.append(measure(server, count, args.seconds, settle) | {"seconds": args.seconds})
-            print(json.dumps(found[-1]), flush=True)
+        settle = [SETTLE_S + count * SETTLE_AGENT_S * (HANDSHAKE if args.secured else 1) for _, count in each]
+        with ThreadPoolExecutor(len(each) if args.together else 1) as pool:
+            rounds = [(*one, args.seconds, after) for one, after in zip(each, settle, strict=True)] * args.runs
+            for one in pool.map(lambda asked: measure(*asked), rounds):
+                found.append(one | {"seconds": args.seconds})
+                print(json.dumps(found[-1]), flush=True)
         if args.output:
             write(args.output, began, found, add=args.add)
 
@@ -191,8 +197,8 @@ def write(output: Path, began: dict[str, Any], found: list[dict[str, Any]], *, a
     kept: dict[str, Any] = {"what": [], **began, "measured": []}
     if add and output.exists():
         kept = json.loads(output.read_text())
-        if kept["revision"] != began["revision"]:
-            sys.exit(f"{output} is of commit {kept['revision']}, this is {began['revision']}: leave --add out")
+        if kept["commit"] != began["commit"]:
+            sys.exit(f"{output} is of commit {kept['commit']}, this is {began['commit']}: leave --add out")
     kept["what"] = [*kept["what"], {"command": command, "load": [began["load_before"], os.getloadavg()[0]]}]
     kept.pop("load_before", None)
     kept["measured"] = [*kept["measured"], *found]

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """What `hindmost run` takes of a job that leaves no core idle, in pairs of runs with and without it.
 
-    python bench/guest --job hpl --pairs 10        # HPCC's HPL (Debian: apt-get install hpcc); about four minutes
-    python bench/guest --job numpy --pairs 10      # an all-reduce of NumPy arrays with mpi4py
-    python bench/guest --job hpl --pairs 10 --add  # further pairs, to those in the results file
-    python bench/guest --job hpl --size 6000       # a longer job: start-up is a smaller part of it
-    python bench/guest --job numpy --size 40000 --within  # agent and collector are stopped half of the time
+    python -m bench.guest --job hpl --pairs 10        # HPCC's HPL (Debian: apt-get install hpcc); about four minutes
+    python -m bench.guest --job numpy --pairs 10      # an all-reduce of NumPy arrays with mpi4py
+    python -m bench.guest --job hpl --pairs 10 --add  # further pairs, to those in the results file
+    python -m bench.guest --job hpl --size 6000       # a longer job: start-up is a smaller part of it
+    python -m bench.guest --job numpy --size 40000 --within  # agent and collector are stopped half of the time
 
 One rank a core. Runs go with, without, without, with: a drift that is even over four runs cancels. The wall time is
 that of the job's own mpirun, and next to it stands what the job itself timed, without its start. What hindmost does
@@ -50,6 +50,8 @@ from typing import Any, NamedTuple
 
 import duckdb
 import numpy as np
+
+from bench.commit import commit
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "bench" / "results" / "guest.json"
@@ -355,7 +357,7 @@ def main() -> int:
             bench.pairs(args.pairs, args.seconds), lambda all_, one: [*all_, one], initial=before
         )
         for found in bench.within(args.seconds) if args.within else (summary(all_) for all_ in pairs if all_):
-            result[name] = {"made_by": made_by, "when": when, **machine, **found}
+            result[name] = {"commit": commit(), "made_by": made_by, "when": when, **machine, **found}
             args.out.write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps({one: value for one, value in result[name].items() if one != "runs"}, indent=1))
     return 0

@@ -9,13 +9,13 @@ processes have left.
 """
 
 import argparse
-import json
 import os
 import sys
 import tempfile
 import time
 from pathlib import Path
 
+from bench.commit import write
 from bench.hosts.scenarios import Settings, cases, play
 
 ROW = "{:<10} {:<44} {:<8} {:>6}  {}"
@@ -48,7 +48,7 @@ def main() -> int:
         print(ROW.format(name, case.what, passed, found["seconds"], ending), flush=True)
     if args.out:
         what = "bench/hosts: jobs on two hosts in network namespaces of one machine"
-        args.out.write_text(json.dumps({"what": what, "cores": os.cpu_count(), "scenarios": results}, indent=1) + "\n")
+        write(args.out, {"what": what, "cores": os.cpu_count(), "scenarios": results})
     return any(result["passed"] is False for result in results.values())
 
 
