@@ -29,6 +29,8 @@ from hindmost_cli.run.environment import proof, run_directory
 from hindmost_collector.options import resolve
 from hindmost_collector.serve import http as page
 from hindmost_collector.serve.credentials import EVERYONE, Door, Gate
+from hindmost_collector.simulate import Scenario
+from hindmost_collector.simulate.write import simulated
 from hindmost_proto.address import Address
 
 from tests.needs import need
@@ -241,6 +243,25 @@ def test_a_ring_that_is_a_link_is_not_read(tmp_path: Path) -> None:
     (tmp_path / "1.ring").symlink_to(tmp_path / "victim")
     with pytest.raises((OSError, ValueError, HindmostError)):
         ring.Reader(tmp_path / "1.ring")
+
+
+@pytest.mark.parametrize("what", ["meta.json", ".lock", "segments/steps/*.parquet", "segments/metrics/*.parquet"])
+@pytest.mark.parametrize("node", ["pipe", "/dev/zero"])
+def test_a_recording_with_a_pipe_or_a_device_in_it_is_read(tmp_path: Path, what: str, node: str) -> None:
+    """A reader of another user's folder does not wait for ever, and reads an end of each file."""
+    run = tmp_path / "run"
+    simulated(Scenario(ranks=2, steps=12), run)
+    (path,) = run.glob(what)
+    path.unlink()
+    if node == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to(node)
+    command = [sys.executable, "-m", "hindmost", "report", str(run)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert "Traceback" not in done.stderr
+    assert done.returncode == 0, done.stderr
+    assert "2 ranks" in done.stdout or "torn and was left out" in done.stdout
 
 
 def test_a_directory_below_a_link_of_another_user_is_not_used(tmp_path: Path) -> None:

@@ -32,10 +32,8 @@ MISSING, _TORN = (f"{NAME} is {how}: command and exit code are unknown" for how 
 
 def read(folder: Path) -> tuple[dict[str, Any], list[str]]:
     """What a run directory says of its job, and notes on what it does not. Raises OSError, and as ``parsed`` does."""
-    path = folder / NAME
     try:
-        with path.open("rb") as file:
-            return parsed(file.read(_MOST_BYTES + 1), str(path))
+        return parsed(_content(folder), str(folder / NAME))
     except FileNotFoundError:
         return {}, [MISSING]
 
@@ -88,11 +86,19 @@ def merged(content: bytes | None, facts: Mapping[str, Any]) -> bytes:
 def is_ours(folder: Path) -> bool:
     """Whether this is a run's, and not another program's of the same name."""
     try:
-        with (folder / NAME).open("rb") as file:
-            found = _loaded(file.read(_MOST_BYTES + 1)) or {}
+        found = _loaded(_content(folder)) or {}
     except OSError:
         return False
     return str(found.get("schema", "")).startswith(SCHEMA)
+
+
+def _content(folder: Path) -> bytes:
+    """What the file holds, to a byte too many; nothing of a pipe or a device, which would be read for ever."""
+    path = folder / NAME
+    if path.exists() and not path.is_file():
+        return b""
+    with path.open("rb") as file:
+        return file.read(_MOST_BYTES + 1)
 
 
 def _loaded(content: bytes) -> dict[str, Any] | None:

@@ -156,6 +156,8 @@ def _of(batch: pa.RecordBatch, table: str, column: str, part: PartialRead) -> pa
 def _groups(directory: Path) -> Iterator[pq.RowGroupMetaData]:
     """The row groups of a table's segments that are whole."""
     for segment in segments.listed(directory):
+        if segments.is_other(segment.path):
+            continue
         try:
             found = pq.read_metadata(segment.path)
         except (OSError, pa.ArrowException):

@@ -97,7 +97,7 @@ class State:
 def is_locked(root: Path) -> bool | None:
     """Whether a collector writes here; ``None`` where it is not known, as of a job of a store, or of a copy."""
     try:
-        lock = os.open(root / LOCK, os.O_RDONLY)
+        lock = os.open(root / LOCK, os.O_RDONLY | os.O_NONBLOCK)  # of a pipe it would wait for a writer
     except OSError:
         return None
     try:

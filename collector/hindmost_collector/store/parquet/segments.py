@@ -264,6 +264,11 @@ def is_torn(path: Path, *, whole: bool = False) -> bool:
     return False
 
 
+def is_other(path: Path) -> bool:
+    """Whether it is a pipe, a device or the like, which a reader would wait for."""
+    return path.exists() and not path.is_file()
+
+
 def read_table(
     directory: Path, table: str, segments: Sequence[Segment] | None = None, reader: Callable[[Path], pa.Table] = read
 ) -> tuple[pa.Table, list[Path]]:
@@ -290,7 +295,10 @@ def read_table(
 
 
 def _whole(path: Path, reader: Callable[[Path], pa.Table]) -> pa.Table | None:
-    """A segment's rows, None when it is torn. Raises FileNotFoundError when it was compacted away, PermissionError."""
+    """A segment's rows, None when it is torn or no file. Raises FileNotFoundError when it was compacted away,
+    PermissionError."""
+    if is_other(path):
+        return None
     try:
         return reader(path)
     except FileNotFoundError:
