@@ -287,7 +287,7 @@ _HEADS: dict[str, Callable[[Mapping[str, Any], str], tuple[str, str]]] = {
     "hang": _hung,
     "desync": _diverged,
     "slow_link": lambda one, who: ("SLOW", (f"link of {who}" if who else "network of all ranks") + _interval(one)),
-    "input_bound": lambda one, _: ("LIMITED BY", f"input: every rank waits for it{_later(one)}"),
+    "input_bound": lambda one, _: ("LIMITED BY", f"input: the job waits for it{_later(one)}"),
     "host_bound": lambda one, _: ("LIMITED BY", f"CPUs: GPUs wait for kernel launches{_later(one)}"),
     "uneven_workload": lambda one, _: ("UNEVEN", f"ranks have work of unequal size{_later(one)}"),
     "oversubscribed": lambda one, who: ("SLOW", f"{who}: share too few CPUs{_later(one)}"),

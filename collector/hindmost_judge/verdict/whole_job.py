@@ -209,6 +209,7 @@ def of_job(
     cost = typical * average(blocks.period) if replayed is None else replayed
     waits, for_cpu = float(median(median(blocks.parts["input"][left], axis=1))), float(median(queued[left]))
     without = f"; {percent(for_cpu)} of that is waiting for a CPU, which COST leaves out" if for_cpu >= 0.01 else ""
+    who = "the typical rank" if len(blocks.ranks) > 1 else names(blocks.ranks.tolist())
     return [
         Verdict(
             kind="input_bound",
@@ -219,7 +220,7 @@ def of_job(
             confidence=0.9,
             explained=1.0,
             evidence=(
-                f"the typical rank waits {ms(waits)} of {ms(blocks.step_ns)} per step for input{without}",
+                f"{who} waits {ms(waits)} of {ms(blocks.step_ns)} per step for input{without}",
                 *_of_cost(cost, waits * (1.0 - for_cpu)),
                 *_of_storage(loading.of(blocks), blocks, np.flatnonzero(left)),
             ),

@@ -31,9 +31,9 @@ GOLDEN = ROOT / "tests/golden/sections"
 SCHEMA = json.loads((ROOT / "docs/reference/report.schema.json").read_text(encoding="utf-8"))
 
 
-def single() -> Run:
+def single(**more: float) -> Run:
     """One process, whose steps were marked."""
-    run = simulate(Scenario(2, 60)).run
+    run = simulate(Scenario(2, 60, **more)).run
     alone = {name: column[run.steps["rank"] == 0] for name, column in run.steps.items()}
     return made(1, steps=[alone], command="train.py")
 
@@ -266,6 +266,12 @@ def test_a_step_without_input_is_shorter_by_the_cost_of_input(queued: float) -> 
     was, free, *_ = section_rows.of(run, report, seen, ("limits",))["limits"]["if_free"]
     assert free["without"] == "input were free"
     assert was["step_ms"] - free["step_ms"] == pytest.approx(verdict.cost_ms_per_step)
+
+
+def test_a_job_of_one_rank_is_not_said_to_have_several() -> None:
+    """Its input is what that rank waits for."""
+    (found,) = judge(single(input_share=0.6)).verdicts
+    assert found.evidence[0].startswith("rank 0 waits ")
 
 
 @pytest.mark.parametrize("transfer", [0.5, 4.0, 20.0])
