@@ -171,6 +171,8 @@ def test_it_says_that_there_is_no_verdict_and_how_old_the_last_one_is(browser: A
     shown.job.report = None
     browser.open(browser.run("return location.href"))
     browser.until("document.querySelector('.verdict h2 b').innerText === 'NO VERDICT YET'")
+    shown.job.judged_s = lambda _: 30.0  # it is there, and on its way
+    browser.until("document.querySelector('.verdict').innerText.includes('reading the verdict')")
     shown.job.report, shown.job.judged_s = report(), lambda _: 90.0
     shown.job.reported += 1
     browser.until("document.querySelector('.verdict').innerText.includes('rank 2')")

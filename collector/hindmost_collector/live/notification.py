@@ -108,8 +108,9 @@ def _stands_still(report: Mapping[str, Any]) -> bool:
 
 def _detail(words: RenderedVerdict, event: Mapping[str, Any]) -> str:
     """What a verdict costs; of a hang who waits, and once that is known where the rank is that does not come."""
-    if words.kind in STOPS and words.why:
-        return f"; {words.why[min(event['event'] == 'changed', len(words.why) - 1)]}"
+    why = [one for one in words.why if not one.startswith("that ")]  # … all_reduce is number 7 of a communicator
+    if words.kind in STOPS and why:
+        return f"; {why[min(event['event'] == 'changed', len(why) - 1)]}"
     return f"; costs {words.cost.partition(';')[0].replace(' since then', '')}" if words.cost else ""
 
 

@@ -1,5 +1,6 @@
 """What of a run may be read: an older one, one of wrong clocks; what may not ends in one line that names it."""
 
+import gc
 import json
 import os
 import time
@@ -218,3 +219,22 @@ def test_compaction_migrates_it(older):
             sorted(zip(*(kept[name].tolist() for name in columns), strict=True)) for kept in (columns, after[table])
         ]
         assert repr(rows[0]) == repr(rows[1]), table  # as text: a NaN is unlike itself
+
+
+def test_writing_down_what_a_run_is_leaves_nothing_for_the_garbage_collector() -> None:
+    """A collector does so several times a job, for months."""
+    gc.collect()
+    gc.disable()
+    try:
+        content = None
+        for number in range(20):
+            content = meta.merged(content, {"job_id": f"job {number}", "nodes": ["a", "b"], "entered": True})
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
+    assert json.loads(content or b"") == {
+        "schema": "hindmost.run/1",
+        "job_id": "job 19",
+        "nodes": ["a", "b"],
+        "entered": True,
+    }

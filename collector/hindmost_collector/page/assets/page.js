@@ -294,7 +294,7 @@ let drawn = "";
 
 function showVerdicts() {
   const report = now.report;
-  const text = JSON.stringify(report ? [report.rendered, report.notes, report.overlap, report.job, report.bound, report.waste] : null);
+  const text = JSON.stringify(report ? [report.rendered, report.notes, report.overlap, report.job, report.bound, report.waste] : [now.state && now.state.judged_s == null]);
   if (text === drawn) return;
   drawn = text;
   const shown = report ? report.rendered : [];
@@ -321,7 +321,9 @@ function showVerdicts() {
 function emptyCard() {
   const card = make("article", null, "card verdict unsure");
   const title = make("h2");
-  title.append(make("b", "NO VERDICT YET"), make("span", "it comes after a few steps"));
+  const none = now.state && now.state.judged_s == null;
+  const what = none ? "it comes after a few steps" : now.state ? "reading the verdict" : "no answer from the collector yet";
+  title.append(make("b", none ? "NO VERDICT YET" : "…"), make("span", what));
   card.append(title);
   return card;
 }
