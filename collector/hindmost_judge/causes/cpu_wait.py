@@ -153,27 +153,23 @@ _QUEUED = 0.5
 
 
 def explains_transfers(blocks: Blocks, rows: Ints, first: int, stop: int, longer: float) -> bool:
-    """Whether transfers of these ``rows`` may be ``longer``, ns a step of steps [first, stop), by waits for a CPU."""
-    return _queued_in_transfers(blocks, rows, first, stop) >= _QUEUED * longer
+    """Whether transfers of these ``rows`` may be ``longer``, ns a step of steps [first, stop), by waits for a CPU.
 
-
-def _queued_in_transfers(blocks: Blocks, rows: Ints, first: int, stop: int) -> float:
-    """Ns a step of steps [first, stop) by index for which collectives may wait for a CPU, at most.
-
-    A transfer goes on when the last of these ``rows`` runs: it is what one of them queues, less what it queued between
-    collectives. Other threads than the main one do transfers that overlap with computing. 0 where it is unknown, and
-    on GPUs, whose transfers go on while hosts queue.
+    A transfer goes on when the last of them runs: it may wait for what one of them queues, less what it queued between
+    collectives. Other threads than the main one do transfers that overlap with computing. Those of GPUs go on while
+    hosts queue.
     """
     if blocks.samples is None or on_gpus(blocks):
-        return 0.0
+        return False
     total = blocks.samples.rise("threads_runqueue" if blocks.overlapped else "runqueue", first, stop)
     if total is None:
-        return 0.0
+        return False
     queued = total * 1e9 / (stop - first)
     between = blocks.parts.get("self_runqueue")
     if between is not None and not blocks.overlapped:
         queued = queued - or_zero(mean(between[:, first:stop]))
-    return float(np.clip(np.nanmax(queued[rows], initial=0.0), 0.0, average(blocks.period[first:stop])))
+    most = np.clip(np.nanmax(queued[rows], initial=0.0), 0.0, average(blocks.period[first:stop]))
+    return bool(most >= _QUEUED * longer)
 
 
 def behind_each_other(bound: Sequence[CpuBinding], blocks: Blocks) -> Floats:

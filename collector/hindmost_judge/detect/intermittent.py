@@ -174,7 +174,8 @@ def _outliers(blocks: Blocks, named: list[int], slowdowns: Sequence[Slowdown], s
             others[row] = 0.0
         found = []
         for row, _, share in most:
-            one = _with_its_like(_alone(row, above, others), row, np.flatnonzero(above[row] >= size), share, settings)
+            late = np.where(np.arange(len(above))[:, None] == row, above, others)
+            one = _with_its_like(late, row, np.flatnonzero(above[row] >= size), share, settings)
             found += [one] if _stands_apart(above[row], one.delay, len(one.stalled)) else []
         if found:
             return found
@@ -187,13 +188,6 @@ def calm_level(late: Floats) -> tuple[Floats, Floats]:
     last = np.count_nonzero(~np.isnan(late), axis=1) - 1
     rows = np.arange(len(late))
     return np.asarray(ordered[rows, last * _FEWEST // 100]), np.asarray(ordered[rows, last // 2])
-
-
-def _alone(row: int, above: Floats, others: Floats) -> Floats:
-    """The delay of one row, with the others' delays without the reported ranks."""
-    left = others.copy()
-    left[row] = above[row]
-    return np.asarray(left)
 
 
 #: Most ranks that may stall independently; in a small job at most one in four.

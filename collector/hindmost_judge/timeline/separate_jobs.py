@@ -141,13 +141,8 @@ def membership_change(run: Run, settings: Settings) -> MembershipChange | None:
         return None
     moment = max(last[rank] for rank in left)
     theirs = np.isin(steps["rank"], left)
-    return MembershipChange(
-        tuple(left), int(steps["step"][theirs].max()), _until(run, moment), _since(run, moment, left)
-    )
-
-
-def _until(run: Run, moment: int) -> Run:
-    return replace(run, **_chosen(run, _ENTERED, lambda table: table["start_ns"] < moment))
+    before = replace(run, **_chosen(run, _ENTERED, lambda table: table["start_ns"] < moment))
+    return MembershipChange(tuple(left), int(steps["step"][theirs].max()), before, _since(run, moment, left))
 
 
 def _since(run: Run, moment: int, left: list[int]) -> Run:
