@@ -62,13 +62,11 @@ def bound(run: Run) -> list[CpuBinding]:
 def _bound(run: Run) -> list[CpuBinding]:
     allowed: dict[str, dict[int, frozenset[int]]] = {}
     listed: dict[frozenset[int], str] = {}
-    metrics, ours = Metrics.of(run), set(run.ranks["rank"].tolist())
-    for series in sorted(metrics.series("hindmost_process_affinity_info"), key=lambda one: int(one.times[-1])):
-        rank, text = series.labels.get("rank", ""), series.labels.get("cpus", "")
-        if rank.isdigit() and int(rank) in ours:  # the last one holds: a rank may bind itself after its start
-            cpus = cpu_wait.cpus(text)
-            allowed.setdefault(series.node, {})[int(rank)] = cpus
-            listed[cpus] = text
+    metrics = Metrics.of(run)
+    for rank, (node, text) in _last_stated(run, metrics, "hindmost_process_affinity_info", "cpus").items():
+        cpus = cpu_wait.cpus(text)
+        allowed.setdefault(node, {})[rank] = cpus
+        listed[cpus] = text
     nodes, found = _nodes(run), list[CpuBinding]()
     for node, of_ranks in allowed.items():
         _, of = nodes.get(node, (0, 0))
@@ -102,7 +100,8 @@ def _by_quota(run: Run, metrics: Metrics, nodes: dict[str, tuple[int, int]], kno
         seconds = float(np.ptp(series.times)) / 1e9
         if seconds > 0:
             stopped[series.node, series.labels.get("cgroup", "")] = float(np.ptp(series.values)) / seconds
-    groups, found = _groups(run, metrics), list[CpuBinding]()
+    groups = _last_stated(run, metrics, "hindmost_process_cpu_cgroup_info", "cgroup")
+    found = list[CpuBinding]()
     for series in metrics.series("hindmost_node_cgroup_cpu_limit_cores"):
         node, group, limit = series.node, series.labels.get("cgroup", ""), typical([series])
         _, of = nodes.get(node, (0, 0))
@@ -114,13 +113,13 @@ def _by_quota(run: Run, metrics: Metrics, nodes: dict[str, tuple[int, int]], kno
     return found
 
 
-def _groups(run: Run, metrics: Metrics) -> dict[int, tuple[str, str]]:
-    """Each rank's node and control group for CPU time: the last one, as a rank may be moved after its start."""
+def _last_stated(run: Run, metrics: Metrics, name: str, label: str) -> dict[int, tuple[str, str]]:
+    """Each rank's node and what a label of its series says last: a rank may be bound, or moved, after its start."""
     ours, found = set(run.ranks["rank"].tolist()), dict[int, tuple[str, str]]()
-    for series in sorted(metrics.series("hindmost_process_cpu_cgroup_info"), key=lambda one: int(one.times[-1])):
+    for series in sorted(metrics.series(name), key=lambda one: int(one.times[-1])):
         rank = series.labels.get("rank", "")
         if rank.isdigit() and int(rank) in ours:
-            found[int(rank)] = (series.node, series.labels.get("cgroup", ""))
+            found[int(rank)] = (series.node, series.labels.get(label, ""))
     return found
 
 
