@@ -16,7 +16,6 @@ from hindmost_agent.sampler import NS, Host, Sampler, gauge, series
 from tests.agent import typical_nodes
 from tests.agent.conftest import FakeNvml, whole_node
 
-Damage = "Callable[[bytes], bytes]"
 VALUE = gauge("hindmost_node_test_bystander_bytes", "A value.")
 NUMBER = re.compile(rb"\d+")
 ENDLESS = b"9" * (5 << 20)
