@@ -1,8 +1,7 @@
 """Launch-bound ranks: which GPU waits for its host to launch work, and how late that makes its rank.
 
-If a recording has the time at which a collective was enqueued, it shows how long its kernel waited on the GPU. A wait
-near zero means that the GPU had caught up with its host: events around forward then time the launching, not the
-computing.
+If a recording has the time at which a collective was enqueued, it shows how long its kernel waited on the GPU. Near
+zero, the GPU had caught up with its host: events around forward then time the launching, not the computing.
 
 Without enqueue times, the phases of the host show the same for every step. A GPU is launch-bound if it had finished the
 step before when its host had the next batch. It is also launch-bound if it runs a step's first collective as soon as
@@ -11,11 +10,10 @@ throughout. The time from that step's last collective to the next step's first i
 surrounds it, on its own clock, also in steps where no event timed forward.
 
 Launch-bound ranks are late at most by what their hosts are slower than the others'. A job whose hosts launch
-throughout each step moves at the pace of the slowest host. That host's GPU idles for the time that the others are
-ahead: the idle time is their lead, not what fixing it would save. Once the lead is used up, their own hosts set the
-pace. These take nearly as long between any two marks that all hosts make in a step: it begins, it has its input, each
-operation is enqueued, it ends. Where one host takes longer there, it is slow; where another does, that one waits, also
-for its own GPU, whose queue is full once it is steps behind. What a host needs shows before that.
+throughout each step moves at the pace of the slowest host, whose GPU idles for the time that the others are ahead: that
+is their lead, not what fixing it would save. Hosts take nearly as long between any two marks that all make in a step:
+it begins, it has its input, each operation is enqueued, it ends. Where one takes longer there, it is slow; where
+another does, that one waits, also for its own GPU, whose queue is full once it is steps behind.
 
 Where no host marked its steps, its operations show the same: how long it took from one to the next, and from a step's
 last to the next step's first. Its input, its optimizer and all its launches there are one interval. The others' hosts,
@@ -99,8 +97,8 @@ def launch_bound_steps(blocks: Blocks, rows: slice = slice(None)) -> Array | Non
 
 def caught_up(waited: Floats, blocks: Blocks) -> Array:
     """[R, K] where what waited [R, K] ns on its GPU, its clock less the host's included, ran as it was launched."""
-    beyond = waited - np.fmin.reduce(waited, axis=1)[:, None]
-    return np.asarray((beyond <= _CAUGHT_UP * blocks.step_ns) & (waited <= CLOCKS_NS))
+    least = np.fmin.reduce(waited, axis=1)[:, None]  # clocks differ by the same all along
+    return np.asarray((waited - least <= _CAUGHT_UP * blocks.step_ns) & (least <= CLOCKS_NS))
 
 
 def _followed(lag: Floats, blocks: Blocks) -> Array:
