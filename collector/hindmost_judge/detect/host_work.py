@@ -186,13 +186,14 @@ def _delays_of_rank(
 
 def _without_minor_changes(series: Floats, bounds: list[int], shortest: float) -> list[int]:
     """The bounds of a series' segments, without those at which one delay only becomes somewhat larger or smaller, or
-    pauses for fewer steps than the ``shortest`` delay."""
+    pauses or exceeds itself for fewer steps than the ``shortest`` delay, which hardly changes its mean."""
     kept = bounds[:2]
     for stop in bounds[2:]:
-        *_, before, last, level = [0.0, *(float(series[a:b].mean()) for a, b in itertools.pairwise([*kept, stop]))]
+        *_, before, last, level = [-np.inf, *(float(series[a:b].mean()) for a, b in itertools.pairwise([*kept, stop]))]
+        joined = float(series[kept[max(len(kept) - 3, 0)] : stop].mean())
         if _one_delay(last, level):
             kept[-1] = stop
-        elif kept[-1] - kept[-2] < shortest and last < level and _one_delay(before, level):
+        elif kept[-1] - kept[-2] < shortest and _one_delay(before, level) and _one_delay(joined, level):
             kept[-2:] = [stop]
         else:
             kept.append(stop)
