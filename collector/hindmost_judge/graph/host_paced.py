@@ -16,7 +16,7 @@ from hindmost_judge.encoding import columns_that_fill
 from hindmost_judge.graph.self_time import build_lanes, pace_of_peers, paced_by_hosts, with_unmarked_work
 from hindmost_judge.model import OTHER
 from hindmost_judge.stats import segmentation
-from hindmost_judge.stats.robust import average, lower_median, median, of_cohorts, or_zero, peers_median, quantile
+from hindmost_judge.stats.robust import average, lower_median, median, or_zero, peers_median, quantile
 from hindmost_judge.timeline import phases
 from hindmost_judge.timeline.overlap import ahead_of_host
 from hindmost_judge.types import Timeline
@@ -146,7 +146,7 @@ def of(blocks: Blocks) -> Timeline | None:
 
 
 def _phases(blocks: Blocks, began: Floats) -> tuple[list[str], Floats]:
-    """Names [P] of what hosts do in a step, in order, and [P, R, S] how long each takes.
+    """Names [P] of what hosts do in a step, in order, and [P, R, S] how long each takes; NaN of unlogged steps.
 
     Where they mark no more than their input, launches of the step's first and last collective part the rest.
     """
@@ -164,11 +164,7 @@ def _phases(blocks: Blocks, began: Floats) -> tuple[list[str], Floats]:
     parts = [or_zero(blocks.parts[name]) for name in names]
     rest = np.maximum(blocks.took - np.sum(parts, axis=0), 0.0)
     spent = np.stack([*parts, rest, between])
-    unlogged = np.isnan(blocks.took)
-    if unlogged.any():  # what such a host did in a step is no work of 0 ms: it is taken to be as its peers'
-        known = np.moveaxis(np.where(unlogged, np.nan, spent), 1, 0)
-        usual = of_cohorts(known, blocks.cohort, lambda rows: median(rows, axis=0))
-        spent = np.where(unlogged, or_zero(np.moveaxis(usual, 0, 1)), spent)
+    spent[:, np.isnan(blocks.took)] = np.nan
     return [*names, OTHER, BETWEEN], spent
 
 

@@ -30,7 +30,7 @@ _HOST_SHARE = 0.75
 #: … and its GPU runs what it launches within this share of a step. A host whose launch is run later is ahead. Without
 #: recorded launches, the GPUs themselves may need no more than ``_HOST_SHARE`` of a step.
 _PROMPT = 0.05
-#: Per cent of the steps that may contradict what holds for all: records get lost, clocks are compared only at times.
+#: Per cent of the steps that may contradict what holds for all, and one step at least: records get lost, clocks jump.
 _OUTLIERS = 2
 #: A wait of up to this share of a step counts as none.
 _NEGLIGIBLE = 0.02
@@ -64,11 +64,12 @@ def paced_by_hosts(timeline: Timeline, lanes: Lanes) -> bool:
     worked = float(lanes.least.sum(axis=0)[last, steps].mean())
     lead = float(np.nanmedian(_lead_of_launch(timeline)[last, steps]))
     launches, rest = timeline.enqueued is not None, timeline.phases.index(OTHER)
+    before_launches = lanes.host[: timeline.launched, last, steps].sum(axis=0).mean()
     if not launches and rest > timeline.launched:  # what only this host does in no phase may be before its last launch
         beyond_peers = lanes.least[rest] - pace_of_peers(lanes.least[rest], lanes.cohort)
         lead -= max(float(np.median(beyond_peers[last, steps])), 0.0)
-    elif lanes.wait is not None and lanes.wait.several and lanes.host[0][last, steps].mean() < step / 2:
-        return False  # what it needs from one launch to the next is known, and better than in phases but its input
+    elif lanes.wait is not None and lanes.wait.several and before_launches < step / 2:
+        return False  # what it needs from one launch to the next is known, and better than in phases
     if launches or (lanes.wait is not None and lanes.wait.lag == 0):
         soon = max(_PROMPT * step, timeline.clock, _time_without_launches(timeline, lanes))
         return worked >= _HOST_SHARE * step and lead <= soon
@@ -78,7 +79,8 @@ def paced_by_hosts(timeline: Timeline, lanes: Lanes) -> bool:
 def build_lanes(timeline: Timeline) -> Lanes:
     """The lanes of a job: self time of hosts as likely and within bounds, that of GPUs at most."""
     usual, ahead = or_zero(median(timeline.spent, axis=-1))[..., None], _is_ahead(timeline)
-    spent = np.where(np.isnan(timeline.spent), usual, timeline.spent)
+    unknown = np.isnan(timeline.spent)
+    spent = np.where(unknown, usual, timeline.spent)
     wait, ends = _find_wait(timeline)
     host = np.where(ahead & (spent > usual + _LONG * _typical_step(timeline)), usual, spent)
     if wait is not None and wait.lag:
@@ -89,6 +91,8 @@ def build_lanes(timeline: Timeline) -> Lanes:
     least, doubt = host.copy(), np.zeros(spent.shape[1])
     if wait is not None:
         least[wait.phase], host[wait.phase], doubt = _without_wait(timeline, spent[wait.phase], ends[wait.phase], wait)
+    if unknown.any():
+        host, least = (_filled(self_time, unknown, timeline.cohort) for self_time in (host, least))
     last, steps = _last_arrivals(timeline)
     lead = np.full(timeline.left.shape, np.nan)
     lead[last, steps] = _lead(timeline)[last, steps]
@@ -110,6 +114,13 @@ def build_lanes(timeline: Timeline) -> Lanes:
         transfer=or_zero(_transfer(timeline)),
         cohort=timeline.cohort,
     )
+
+
+def _filled(self_time: Floats, unknown: Bools, cohort: Ints) -> Floats:
+    """[P, R, S] self time, of steps that a host did not log as its peers' in that step: it is no work of 0 ms."""
+    known = np.moveaxis(np.where(unknown, np.nan, self_time), 1, 0)
+    usual = np.moveaxis(of_cohorts(known, cohort, lambda rows: median(rows, axis=0)), 0, 1)
+    return np.where(unknown & ~np.isnan(usual), usual, self_time)
 
 
 def with_unmarked_work(timeline: Timeline, lanes: Lanes) -> Lanes:
@@ -222,17 +233,17 @@ def _find_wait(timeline: Timeline) -> tuple[HostWait | None, Floats]:
     the first place that none passes before its GPU has ended the step's last collective.
     """
     ends = _phase_ends(timeline)
-    phases, first_possible = len(ends), 0
+    phases, first_possible, outliers = len(ends), 0, max(_OUTLIERS, 100 / (ends.shape[2] - 1))
     for place in range(timeline.launched, min(_MAX_LAG, ends.shape[2] // 2) * phases):
-        earliest = percentile(_time_after_gpu(timeline, ends, place), _OUTLIERS)
+        earliest = percentile(_time_after_gpu(timeline, ends, place), outliers)
         if not first_possible and earliest >= -timeline.clock:
             first_possible = place
         if first_possible and (earliest >= timeline.clock or place - first_possible == phases - 1):
             blocked = _first_blocked(timeline, ends, first_possible, place)
             blocked += blocked % phases == 0  # batches do not come from the GPU: it waits right after its input
             after = _time_after_gpu(timeline, ends, blocked)
-            earliest = percentile(after, _OUTLIERS)
-            of_rank = or_zero(np.array([percentile(row, _OUTLIERS) for row in after]))
+            earliest = percentile(after, outliers)
+            of_rank = or_zero(np.array([percentile(row, outliers) for row in after]))
             clipped = np.clip(of_rank, earliest, earliest + timeline.clock / 2)
             return HostWait(blocked % phases, blocked // phases, clipped), ends
     return None, ends

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from hindmost_collector.recordings.load import load
-from hindmost_collector.simulate import Scenario, simulate
+from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_judge.graph.host_paced import by_work
 from hindmost_judge.judge import judge
 from hindmost_judge.verdict import summary
@@ -59,3 +59,16 @@ def test_a_rank_that_comes_last_works_longer_only_if_its_cpu_time_says_so(part: 
     last, wait = (later > 0).astype(float), np.full(later.shape, built.step_ns)
     (note,) = summary.last_rank_notes(replace(built, delay=later, parts=parts, last=last, wait=wait), [])
     assert note == f"rank 1 is last in 100 % of collectives: {said}"
+
+
+def test_clocks_that_jump_once_in_a_short_job_hide_no_slow_gpu() -> None:
+    """From the middle of 40 steps on all clocks are 100 ms ahead: one step seems to last that much longer."""
+    run = simulate(Scenario(ranks=16, steps=40, seed=5, faults=(Fault("gpu_throttle", (13,), 0.2),))).run
+    middle = np.median(run.steps["start_ns"])
+    tables = {}
+    for name in ("steps", "collectives"):
+        table = getattr(run, name)
+        later = np.where(table["start_ns"] >= middle, 100_000_000, 0)
+        tables[name] = table | {"start_ns": table["start_ns"] + later}
+    (verdict,) = judge(replace(run, **tables)).verdicts
+    assert (verdict.ranks, verdict.cause) == ((13,), "gpu_throttle")
