@@ -3,23 +3,17 @@
 If a recording has the time at which a collective was enqueued, it shows how long its kernel waited on the GPU. Near
 zero, the GPU had caught up with its host: events around forward then time the launching, not the computing.
 
-Without enqueue times, the phases of the host show the same for every step. A GPU is launch-bound if it had finished the
-step before when its host had the next batch. It is also launch-bound if it runs a step's first collective as soon as
-its host has launched forward. A GPU that had not finished the step before when all of forward was launched had work
-throughout. The time from that step's last collective to the next step's first is then all its own: forward and what
-surrounds it, on its own clock, also in steps where no event timed forward.
+Without enqueue times, host phases show it. A GPU is launch-bound if it had finished the step before when its host had
+the next batch, or if it runs a step's first collective as soon as its host has launched forward. A GPU still busy when
+all of forward was launched had work throughout: the time between the two steps' collectives is its own.
 
-Launch-bound ranks are late at most by what their hosts are slower than the others'. A job whose hosts launch
-throughout each step moves at the pace of the slowest host, whose GPU idles for the time that the others are ahead: that
-is their lead, not what fixing it would save. Hosts take nearly as long between any two marks that all make in a step:
-it begins, it has its input, each operation is enqueued, it ends. Where one takes longer there, it is slow; where
-another does, that one waits, also for its own GPU, whose queue is full once it is steps behind.
+Launch-bound ranks are late at most by what their hosts are slower than the others'. The slowest host sets the pace, and
+its GPU idles for the time that the others are ahead: that is their lead, not what fixing it would save. Between any two
+marks that all hosts make, a slow one takes longer. Another waits there, also for its own GPU, whose queue is full.
 
-Where no host marked its steps, its operations show the same: how long it took from one to the next, and from a step's
-last to the next step's first. Its input, its optimizer and all its launches there are one interval. The others' hosts,
-ahead of it, may wait for their GPUs in that interval; their fastest steps, without waiting, show how long they need. A
-host that needs about as long is not slow. One that needs longer, but within the usual differences of launching, is
-neither named nor cleared.
+Where no host marked its steps, its operations show the same: how long it took from one to the next. The others' hosts,
+ahead of it, may wait for their GPUs meanwhile; their fastest steps show how long they need. A host that needs about as
+long is not slow. One within the usual differences of launching is neither named nor cleared.
 
 Where all ranks meet at once, hosts are lanes (:mod:`hindmost_judge.graph.host_paced`). How late hosts make their
 ranks is found here for those that gather parameters, pass on micro-batches, or wait in several places.
