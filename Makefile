@@ -121,6 +121,10 @@ test-browser: $(VENV)/.dev ## the live page in Chromium
 test-torture: $(VENV)/.dev ## delivery, the store and readers, killed, cut off, filled up and fed garbage
 	$(PYTEST) -m torture tests/cluster tests/collector
 
+test-fuzz: $(VENV)/.dev ## readers of foreign bytes, with inputs that atheris chooses, where it can be had
+	$(PIP) install --group fuzz || echo 'make: no atheris: nothing is fuzzed by coverage' >&2
+	$(BIN)/python -m tests.security.guided
+
 test-native: $(VENV)/.dev ## the shim, plugins and hooks in C, with Open MPI
 	$(PYTEST) tests/native
 
@@ -185,5 +189,5 @@ clean: ## remove .venv and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache
 
 .PHONY: help horovod tensorflow horovod-tensorflow setup demo demo-balanced python-newer mpich test test-deps test-without \
-	test-all test-torch test-horovod test-clickhouse api-server test-kubernetes test-cluster test-browser test-torture test-native test-mpich test-python3.14 wheel test-wheel test-pythons test-lowest lint proto dashboards reference figures \
+	test-all test-torch test-horovod test-clickhouse api-server test-kubernetes test-cluster test-browser test-torture test-fuzz test-native test-mpich test-python3.14 wheel test-wheel test-pythons test-lowest lint proto dashboards reference figures \
 	picture clean
