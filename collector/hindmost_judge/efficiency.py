@@ -146,7 +146,7 @@ def cost(seen: Overview, phase: str, named: Collection[int] = ()) -> float | Non
     shown, own = _filled(block), seen.planes["self"]
     late = or_zero(seen.planes["delay"] if seen.on_gpu or _empty(own) else own)
     if phase == "input" and gpu:
-        busy = np.sum([_filled(one) for one in gpu], axis=0)
+        busy = np.sum([_filled(one) for one in gpu], axis=0) - or_zero(seen.planes["wait"])  # for others: no work
         shown = np.minimum(shown, np.maximum(seen.period - busy, 0.0))
     if phase == "input" and seen.queued is not None:
         shown = shown * (1.0 - seen.queued[:, None])

@@ -99,6 +99,13 @@ def test_input_that_a_gpu_hides_costs_nothing() -> None:
     assert efficiency.free(seen([10.0], on_gpu=True, **planes))["input"] == pytest.approx(7.0)
 
 
+def test_input_costs_what_it_takes_though_gpus_wait_for_others_meanwhile() -> None:
+    """Rank 1 comes last; rank 0's forward holds 5 ms of waiting for it. Each fetches for 6 ms, and computes for 4."""
+    planes: dict[str, Any] = {"input": [[6.0], [6.0]], "gpu_forward": [[9.0], [4.0]], "wait": [[5.0], [0.0]]}
+    run = seen([10.0], on_gpu=True, delay=[[0.0], [0.5]], **planes)
+    assert efficiency.free(run)["input"] == pytest.approx(4.0)
+
+
 def test_what_was_not_measured_is_left_out() -> None:
     """Missing is no claim that it is free already; steps of which few were timed on a GPU count by these."""
     assert efficiency.free(seen([10.0], self=[[6.0]])) == {}

@@ -130,7 +130,7 @@ def test_ranks_without_launch_times_are_judged_without_a_warning() -> None:
 def test_a_rank_that_crashed_is_reported_as_the_first_that_died() -> None:
     """Its launcher ended the others 0.3 s later, and the agent saw all of them gone at once."""
     job = judged(OURS / "mpi-observed-died-rank1.tar.xz").to_dict()["job"]
-    assert job["ended"].endswith("rank 1 on vm died first (SIGSEGV), 0.3 s before ranks 0, 2 and 3")
+    assert job["ended"].endswith("rank 1 on vm died first after step 59 (SIGSEGV), 0.3 s before ranks 0, 2 and 3")
     assert job["to_do"] == "read the last output of rank 1"
 
 

@@ -294,9 +294,11 @@ def input_share(inputs: Floats, blocks: Blocks) -> float:
     """
     shown = lower_median(inputs, axis=0)
     gpu = [blocks.parts[name] for name in ("gpu_forward", "gpu_backward", "gpu_optimizer") if name in blocks.parts]
-    if gpu:  # what the GPU still had queued covers the input
-        idle = blocks.period - np.sum([median(block, axis=0) for block in gpu], axis=0)
-        shown = np.minimum(shown, np.maximum(idle, 0.0))
+    if gpu:  # what the GPU still had queued covers the input; phases hold waits for others, but of the last rank
+        busy = np.sum(gpu, axis=0)
+        last = np.argmin(np.where(np.isnan(blocks.wait + busy), np.inf, blocks.wait), axis=0)
+        busy = busy[last, np.arange(len(last))]
+        shown = np.minimum(shown, np.maximum(blocks.period - busy, 0.0))
     elif blocks.joined is not None and blocks.joined.gpu_time and blocks.lanes is None:
         return float("nan")
     return float(median(shown) / blocks.step_ns)

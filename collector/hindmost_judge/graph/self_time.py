@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 
 #: Hosts set the pace if the host that comes last works for this share of the steps …
 _HOST_SHARE = 0.75
-#: … and its GPU runs what it launches within this share of a step. A host whose launch is run later is ahead. Without
-#: recorded launches, the GPUs themselves may need no more than ``_HOST_SHARE`` of a step.
+#: … and its GPU runs what it launches within this share of a step. A host whose launch is run later is ahead; a full
+#: queue of less than a step blocks it all along. Without recorded launches, marks tell as far as clocks agree, and the
+#: GPUs themselves may need no more than ``_HOST_SHARE`` of a step.
 _PROMPT = 0.05
 #: Per cent of the steps that may contradict what holds for all, and one step at least: records get lost, clocks jump.
 _OUTLIERS = 2
@@ -71,7 +72,7 @@ def paced_by_hosts(timeline: Timeline, lanes: Lanes) -> bool:
     elif lanes.wait is not None and lanes.wait.several and before_launches < step / 2:
         return False  # what it needs from one launch to the next is known, and better than in phases
     if launches or (lanes.wait is not None and lanes.wait.lag == 0):
-        soon = max(_PROMPT * step, timeline.clock, _time_without_launches(timeline, lanes))
+        soon = max(_PROMPT * step, 0.0 if launches else timeline.clock, _time_without_launches(timeline, lanes))
         return worked >= _HOST_SHARE * step and lead <= soon
     return worked >= _HOST_SHARE * step and max(lead / (1.0 - _HOST_SHARE), lanes.gpu / _HOST_SHARE) <= step
 

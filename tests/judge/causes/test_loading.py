@@ -6,10 +6,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hindmost_collector.simulate import Scenario, simulate
+from hindmost_judge.causes.loading import input_share
 from hindmost_judge.judge import judge
 from hindmost_judge.model import Run
 
-from tests.runs import only_verdict
+from tests.runs import blocks_of, only_verdict
 from tests.scenarios.loads import Load, make, metrics
 
 
@@ -145,3 +147,12 @@ def test_workers_that_are_slower_by_little_name_no_rank() -> None:
     """Rank 2's take 0.7 % longer. In the end it is the only one that waits, and for half of each step."""
     run, _ = fed_by_workers([30.0, 30.0, 30.2, 30.0], steps=400, noise=0.0)
     assert not [verdict for verdict in judge(run).verdicts if verdict.ranks]
+
+
+def test_phases_of_gpus_that_wait_for_others_hide_no_input() -> None:
+    """Only the last rank's phases hold no wait: its GPU works for 40 % of a step in which all fetch for 60 %."""
+    built = blocks_of(simulate(Scenario(4, 60)).run)
+    of_step = np.broadcast_to(built.period, built.wait.shape)
+    waits = np.array([0.0, 0.5, 0.5, 0.5])[:, None] * of_step
+    phases = {"gpu_forward": 0.4 * of_step + waits, "gpu_backward": 0.0 * waits, "gpu_optimizer": 0.0 * waits}
+    assert input_share(0.6 * of_step, replace(built, wait=waits, parts=phases)) == pytest.approx(0.6, rel=0.1)

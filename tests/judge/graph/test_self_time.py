@@ -53,6 +53,15 @@ def test_hosts_pace_gpus_that_run_all_they_were_given_while_the_next_batch_is_fe
     assert self_time.paced_by_hosts(timeline, self_time.build_lanes(timeline))
 
 
+@pytest.mark.parametrize(("queued_ms", "paced"), [(0.1, True), (3.0, False)])
+def test_gpus_that_run_launches_late_set_the_pace_whatever_clocks_differ_by(queued_ms: float, paced: bool) -> None:
+    """A full launch queue of a tenth of a step blocks hosts in all they do. Launches and kernels share one clock."""
+    found = run(work(4, 120) * np.array([0.05, 2.0, 1.0, 1.0, 0.0])[:, None, None], 5.0, waits="before")
+    assert found.enqueued is not None
+    found = replace(found, enqueued=found.arrived - queued_ms * MS, clock=4.0 * MS)
+    assert self_time.paced_by_hosts(found, self_time.build_lanes(found)) == paced
+
+
 @pytest.mark.parametrize("waits", WAITS)
 def test_own_work_is_what_hosts_did_without_their_waits(waits: str) -> None:
     """Three hosts are 6 ms a step ahead and wait for that: their work is known within 2 % all the same."""
