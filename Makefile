@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
+PIP := $(BIN)/python -m pip -qq --disable-pip-version-check # errors only
 PROTO := proto/hindmost_proto
 # Tests and demo start mpirun and its kin by name, as a user does in an activated environment.
 PATHS := PATH="$(CURDIR)/$(BIN):$$PATH"
@@ -10,8 +10,8 @@ PATHS := PATH="$(CURDIR)/$(BIN):$$PATH"
 # The demo's four ranks share whatever cores there are: let those that wait give way to those that work.
 DEMO_MPI := OMPI_MCA_mpi_yield_when_idle=1 PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe \
 	OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
-DEMO = $(PATHS) $(DEMO_MPI) hindmost run -- \
-	mpirun --bind-to none -np 4 python examples/train_mpi.py
+DEMO = $(DEMO_MPI) $(BIN)/hindmost run -- \
+	$(BIN)/mpirun --bind-to none -np 4 $(BIN)/python examples/train_mpi.py
 
 # Many tests wait for processes: JOBS of them run at a time, and where there are more cores more may.
 JOBS ?= 4

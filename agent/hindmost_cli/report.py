@@ -278,7 +278,8 @@ def render(
     if kind == "csv":
         return csv.render(report, ranks)
     width = stdio.width(least=80)
-    return text.render(report, width, color, ranks, explain=explain, path=path, wanted=wanted)
+    program = stdio.program()
+    return text.render(report, width, color, ranks, explain=explain, path=path, wanted=wanted, program=program)
 
 
 def write(content: str, output: Path | None, flag: str = "") -> None:

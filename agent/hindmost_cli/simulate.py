@@ -14,7 +14,7 @@ from typing import Any
 from hindmost.errors import UsageError
 from hindmost_proto.address import parse
 
-from hindmost_cli import QUIET_GRPC, arguments, loading, report
+from hindmost_cli import QUIET_GRPC, arguments, loading, report, stdio
 
 _FAULT = re.compile(
     r"(?P<cause>\w+):(?P<ranks>\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*):(?P<percent>\d+(?:\.\d+)?)%"
@@ -103,7 +103,8 @@ def run(args: argparse.Namespace) -> int:
         if args.ground_truth:
             report.write(json.dumps(asdict(made.truth), indent=1) + "\n", args.ground_truth, "--ground-truth")
     sys.stdout.write(
-        f"{args.out}: {args.ranks} ranks, {args.steps} steps; print its verdict with: hindmost report {args.out}\n"
+        f"{args.out}: {args.ranks} ranks, {args.steps} steps;"
+        f" print its verdict with: {stdio.program()} report {args.out}\n"
     )
     return 0
 

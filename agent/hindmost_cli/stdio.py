@@ -6,6 +6,7 @@ import codecs
 import contextlib
 import io
 import os
+import shlex
 import shutil
 import sys
 from typing import TextIO
@@ -52,6 +53,15 @@ def discard(stream: TextIO | None = None) -> None:
 def colored(stream: TextIO) -> bool:
     """Whether what is written here goes to a terminal that shows colours, and whose user wants them."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def program() -> str:
+    """What starts a command of ours in the user's shell: ``hindmost`` where that is on PATH, else as it was started."""
+    if shutil.which("hindmost"):
+        return "hindmost"
+    ours = sys.argv[0]
+    script = ours.rpartition("/")[2] == "hindmost" and os.access(ours, os.X_OK)
+    return shlex.quote(ours) if script else f"{shlex.quote(sys.executable)} -m hindmost"
 
 
 def width(least: int = 1, unknown: int = 100) -> int:

@@ -86,9 +86,10 @@ def test_where_there_is_no_mfu_the_report_says_why(traces: Path, capsys: pytest.
 
 
 def test_the_command_for_the_rest_can_be_typed_and_prints_it(
-    traces: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    traces: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the thresholds that were set; a path with a blank is quoted."""
+    monkeypatch.setattr("hindmost_cli.stdio.program", lambda: "hindmost")
     spaced = tmp_path / "my traces"
     spaced.symlink_to(traces)
     assert main(["report", str(spaced), "--set", "min_effect=0.5"]) == 0

@@ -3,12 +3,13 @@
 import os
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 
 import pyte
 import pytest
 from hindmost.errors import HindmostError
-from hindmost_cli import run
+from hindmost_cli import run, stdio
 from hindmost_cli.run.session import Daemon, from_here
 
 
@@ -203,3 +204,23 @@ def test_over_ssh_the_tunnel_is_a_command_to_copy(page: str, connection: str, ex
 def test_the_address_of_a_page_opens_on_another_machine(page: str, expected: str) -> None:
     """Every address is none: this host's name is."""
     assert run.reachable(page) == expected.format(os.uname().nodename)
+
+
+@pytest.mark.parametrize("on_path", [True, False])
+@pytest.mark.parametrize("module", [True, False])
+def test_a_printed_command_can_be_typed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, on_path: bool, module: bool
+) -> None:
+    """By the name where the shell finds it, else as this program was started."""
+    script = tmp_path / "bin dir" / "hindmost"
+    script.parent.mkdir()
+    script.write_text("#!/bin/sh\necho found\n")
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", str(script.parent) if on_path else str(tmp_path))
+    monkeypatch.setattr(sys, "argv", ["/packages/hindmost/__main__.py" if module else str(script)])
+    found = shlex.split(stdio.program())
+    if on_path:
+        assert found == ["hindmost"]
+    else:
+        assert found == ([sys.executable, "-m", "hindmost"] if module else [str(script)])
+    assert subprocess.run([*found, "--version"], check=True, capture_output=True).stdout

@@ -186,7 +186,8 @@ def _observed(session: Session, tell: Callable[[Mapping[str, Any]], None]) -> in
             _say_files(session.directory)
     except KeyboardInterrupt:
         session.abandon()
-        _say(f"interrupted before the report was ready; print it with: hindmost report {_short(session.directory)}")
+        again = f"{stdio.program()} report {_short(session.directory)}"
+        _say(f"interrupted before the report was ready; print it with: {again}")
     return returncode
 
 
@@ -244,14 +245,16 @@ def show(directory: Path, said: str) -> None:
     """
     report = _written(directory) or _spoken(said)
     if report is None:
-        stdio.say(f"hindmost: no report was written; see {directory / 'logs'}, or try: hindmost report {directory}\n")
+        again = f"{stdio.program()} report {directory}"
+        stdio.say(f"hindmost: no report was written; see {directory / 'logs'}, or try: {again}\n")
         return
     with loading(ONE_THREAD):
         from hindmost_collector.report import text
 
     width = stdio.width(unknown=80) if sys.stderr.isatty() else PLAIN_WIDTH
     path = shlex.quote(_short(directory))
-    stdio.say(text.render(report, width, stdio.colored(sys.stderr), path=path).rstrip("\n") + "\n")
+    shown = text.render(report, width, stdio.colored(sys.stderr), path=path, program=stdio.program())
+    stdio.say(shown.rstrip("\n") + "\n")
 
 
 def _say_files(directory: Path) -> None:

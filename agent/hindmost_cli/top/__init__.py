@@ -39,7 +39,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         default=USUAL,
         help=f"HOST:PORT of the page, or a run directory (default: {USUAL})",
     )
-    which = "the job to show, if the collector has several: key 4 lists them, and so does a wrong ID"
+    which = "the job to show, if the collector has several; key 4 lists them"
     parser.add_argument("--job", metavar="ID", help=which)
     parser.add_argument(
         "--interval", type=float, default=2.0, metavar="SECONDS", help="time between updates (default: 2)"
@@ -78,4 +78,4 @@ def printed(source: Collector | RunDirectory, job: str | None, path: str = "") -
         return f"hindmost · {', '.join(source.jobs()) or 'no job yet'} · no verdict yet\n"
     from hindmost_collector.report import text
 
-    return text.render(report, stdio.width(), stdio.colored(sys.stdout), path=path)
+    return text.render(report, stdio.width(), stdio.colored(sys.stdout), path=path, program=stdio.program())

@@ -61,16 +61,18 @@ def render(
     path: str = PATH,
     wanted: Collection[str] = (),
     titled: bool = True,
+    program: str = "hindmost",
 ) -> str:
     """The report (``Report.to_dict()`` or a parsed report.json) as text.
 
     ``ranks`` limits the tables to these. Without ``explain`` each verdict has the one line of evidence that decided it,
     and a last line has the command that shows more, with the ``path`` of the recording as a shell takes it (empty: the
     job runs). Of a job that stopped or failed that also has the pace and the table. Of a report with sections, pace and
-    wall clock stand below the verdicts, and those that are ``wanted`` at the end.
+    wall clock stand below the verdicts, and those that are ``wanted`` at the end. ``program`` starts its commands.
     """
     page = console(width, color)
-    request = _Request(report, None if ranks is None else list(ranks), explain, path, wanted, titled, page.width)
+    chosen = None if ranks is None else list(ranks)
+    request = _Request(report, chosen, explain, path, wanted, titled, page.width, program)
     for one in _lines(request):
         page.print(one)
     return written(page)
@@ -87,12 +89,14 @@ class _Request:
     wanted: Collection[str]
     titled: bool
     width: int
+    program: str
 
     @cached_property
     def verdicts(self) -> list[RenderedVerdict]:
         """Those that are shown: of a job that stopped, the stop alone."""
         found = (rendered if self.explain else in_short)(self.report)
-        known = [filled(one, {_RUN: f"hindmost report {self.path}"}) for one in found]
+        fill = {_RUN: f"hindmost report {self.path}", "`hindmost ": f"`{self.program} "}
+        known = [filled(one, fill) for one in found]
         return [one for one in known if self.explain or not self._stopped(known) or one.kind in STOPS]
 
     @staticmethod
@@ -196,7 +200,7 @@ def _more(request: _Request) -> Iterator[RenderableType]:
     """Where the rest is; with all of it, what its numbers mean."""
     left = request.hidden or columns.waste(request.report) or len(request.notes) > len(request.shown_notes)
     if not request.explain and (request.end_alone or left):
-        command = f"hindmost report {request.path} --explain" if request.path else "on the page"
+        command = f"{request.program} report {request.path} --explain" if request.path else "on the page"
         yield Text(f"all evidence: {command}", "dim")
     if request.explain:
         means = [_SURE] * any(one.sure and one.cost for one in request.verdicts)

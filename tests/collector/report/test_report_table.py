@@ -191,6 +191,9 @@ def test_commands_have_the_path_of_the_recording() -> None:
     for shown in (text.render(found, path="'my run'"), markdown.render(found, path="'my run'")):
         assert "`hindmost report 'my run'`" in shown
         assert "all evidence: hindmost report 'my run' --explain" in shown
+    shown = text.render(found, path="run", program="bin/hindmost")
+    assert "`bin/hindmost report run`" in shown
+    assert "all evidence: bin/hindmost report run --explain" in shown
     page = inside(document.of_report(found, path="'my run'"))["report"]
     assert (page["path"], page["rendered"][0]["do"]) == ("'my run'", ["`hindmost report 'my run'`"])
 
