@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
@@ -62,7 +63,7 @@ async def tend(components: Components) -> None:
     put_off = 0
     while True:
         await asyncio.sleep(UPKEEP_S)
-        _prune(components)
+        prune(components)
         put_off = put_off + 1 if components.cores_are_full() and put_off < PUT_OFF else 0
         if put_off:
             continue
@@ -93,7 +94,7 @@ def _counted(components: Components, piece: Callable[[], int]) -> int:
         components.upkeep_seconds += time.thread_time() - began
 
 
-def _prune(components: Components) -> None:
+def prune(components: Components) -> None:
     """Forget agents and jobs without news for long, and share the memory for windows among the remaining jobs."""
     now = components.clock.now()
     components.definitions.used(components.nodes.schemas(), now)
@@ -170,7 +171,11 @@ class Collector(Components):
             page.show(self.endpoints)
         if self.options.job_id:
             self.job(self.options.job_id)
-            note(self, self.options.job_id, {"started_ns": self.clock.now(), "page": address})
+            note(
+                self,
+                self.options.job_id,
+                {"started_ns": self.clock.now(), "page": address, "host": os.uname().nodename},
+            )
             self.recorder.last_flush = float("-inf")  # the first tick writes that down: it leads to the page
         return {"grpc": bound, "http": address}
 

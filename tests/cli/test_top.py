@@ -1,6 +1,7 @@
 """Watching a running job in the terminal."""
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hindmost.errors import UsageError
+from hindmost.errors import HindmostError, UsageError
 from hindmost_cli import main
 from hindmost_cli.top import source
 from hindmost_judge.judge import judge
@@ -98,6 +99,8 @@ def test_a_host_that_is_none_is_called_that(
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
     monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    assert main(["top", "train-7"]) == 2
+    assert "train-7: no such host or run directory; give HOST:PORT" in capsys.readouterr().err
     assert main(["top", "nosuch:9461"]) == 2
     assert capsys.readouterr().err.strip() == (
         "hindmost top: ADDRESS http://nosuch:9461: no such host; give HOST:PORT from the first line of `hindmost run`"
@@ -142,19 +145,86 @@ def test_a_run_directory_is_shown_like_a_collector(tmp_path: Path, capsys: pytes
 
 
 @pytest.mark.parametrize(
-    ("ended", "of", "live"), [({}, "run", True), ({"ended_ns": 7}, "run", False), ({}, "other", False)]
+    ("more", "of", "live"),
+    [
+        ({}, "run", True),
+        ({"ended_ns": 7}, "run", False),
+        ({}, "other", False),
+        ({"host": "another"}, "run", False),
+        ({"host": None}, "run", False),
+        ({"job_id": [1]}, "run", False),
+        ({"page": 5}, "run", False),
+    ],
 )
 def test_the_run_directory_of_a_running_job_leads_to_its_collector(
-    collector: tuple[str, dict[str, Any]], tmp_path: Path, ended: dict[str, int], of: str, live: bool
+    collector: tuple[str, dict[str, Any]], tmp_path: Path, more: dict[str, Any], of: str, live: bool
 ) -> None:
-    """Page and terminal show the same, and nothing is judged twice; a collector of another job is no answer."""
+    """Page and terminal show the same, and nothing is judged twice; a collector of another job is no answer, nor is
+    what has that address on another host."""
     address, answers = collector
     assert main(["simulate", str(tmp_path / "run"), "--ranks", "4", "--steps", "30"]) == 0
-    meta = {"schema": "hindmost.run/1", "job_id": "run", "started_ns": 1, "page": address, **ended}
+    meta = {
+        "schema": "hindmost.run/1",
+        "job_id": "run",
+        "started_ns": 1,
+        "page": address,
+        "host": os.uname().nodename,
+        **more,
+    }
     (tmp_path / "run" / "meta.json").write_text(json.dumps(meta))
     answers[f"/api/newest?job={of}"] = {"title": "as on the page"}
     found = source.RunDirectory(tmp_path / "run").picture(None)
     assert (found["title"] == "as on the page") is live
+
+
+def test_the_address_in_a_file_of_another_user_is_not_asked(
+    collector: tuple[str, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That user may serve there whatever it likes."""
+    address, answers = collector
+    assert main(["simulate", str(tmp_path / "run"), "--ranks", "4", "--steps", "30"]) == 0
+    meta = {"schema": "hindmost.run/1", "job_id": "run", "page": address, "host": os.uname().nodename}
+    (tmp_path / "run" / "meta.json").write_text(json.dumps(meta))
+    answers["/api/newest?job=run"] = {"title": "as on the page"}
+    user = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: user + 1)
+    assert source.RunDirectory(tmp_path / "run").picture(None)["title"] != "as on the page"
+
+
+def test_a_collector_that_does_not_answer_is_asked_once_for_a_picture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each time takes seconds."""
+    assert main(["simulate", str(tmp_path / "run"), "--ranks", "4", "--steps", "30"]) == 0
+    meta = {"schema": "hindmost.run/1", "job_id": "run", "page": "127.0.0.1:1", "host": os.uname().nodename}
+    (tmp_path / "run" / "meta.json").write_text(json.dumps(meta))
+    (tmp_path / "run" / "report.json").unlink(missing_ok=True)
+    asked = []
+
+    def refused(*_: object) -> None:
+        asked.append(1)
+        raise HindmostError("no answer")
+
+    monkeypatch.setattr(source, "fetch", refused)
+    assert source.RunDirectory(tmp_path / "run").picture(None)["title"]
+    assert len(asked) == 1
+
+
+@pytest.mark.parametrize("name", ["meta.json", "report.json"])
+@pytest.mark.parametrize("content", [b'{"page":"127.0.0.1:1"}', b"[1]", b'{"page": 5}', b"{", None])
+def test_damaged_files_of_a_run_directory_are_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, content: bytes | None
+) -> None:
+    """The recording is judged, whatever they hold, and a pipe is not waited for."""
+    assert main(["simulate", str(tmp_path / "run"), "--ranks", "4", "--steps", "30", "--fault", "compute:2:30%"]) == 0
+    damaged = tmp_path / "run" / name
+    damaged.unlink(missing_ok=True)
+    if content is None:
+        os.mkfifo(damaged)
+    else:
+        damaged.write_bytes(content)
+    assert main(["top", str(tmp_path / "run")]) == 0
+    assert "SLOW   rank 2" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("address", ["http://h:80/", "h:80", "http://h:80/metrics?x=1"])

@@ -93,7 +93,7 @@ class Service:
         """So much time passes; then a turn, and what ``tend`` does between turns."""
         self.now_ns += int(seconds * NS)
         await self.turn()
-        maintenance._prune(self.collector)
+        maintenance.prune(self.collector)
 
     def batch(self, first: int, number: int) -> wire.Batch:
         """The steps of four seconds, each with a collective, and one sample of each metric."""
@@ -124,7 +124,7 @@ class Service:
         await collector.watch.through()
         collector.watch.seal_finished()
         await asyncio.sleep(0)
-        while collector.watch._end is not None and not collector.watch._end.done():
+        while collector.watch.sealing is not None and not collector.watch.sealing.done():
             await asyncio.sleep(0.001)
         collector.endpoints.jobs_text()
 

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import http.client
 import json
+import os
 import socket
 import ssl
 import time
@@ -120,24 +121,39 @@ class RunDirectory:
         from hindmost_collector.serve.live_tables import recorded
 
         live = self._from_collector(Collector.picture)
-        return live or recorded(self._path, self.report(None), time.time_ns())
+        return live or recorded(self._path, self._written() or self._judged(), time.time_ns())
 
     def _from_collector(self, what: Callable[[Collector, str], dict[str, Any] | None]) -> dict[str, Any] | None:
-        """What the collector of a run that has not ended says of it; None where none answers."""
-        with contextlib.suppress(OSError, ValueError, HindmostError, UsageError):
-            meta = json.loads((self._path / "meta.json").read_bytes())
-            if meta.get("page") and not meta.get("ended_ns"):
-                return what(Collector(meta["page"]), meta["job_id"])
+        """What the collector of a run that has not ended says of it; None where none answers.
+
+        Of a recording that was copied here, or is another user's, the address is not believed: something else may
+        answer there.
+        """
+        from hindmost_collector.store import meta
+
+        known = meta.facts(self._path)
+        page, job = known.get("page"), known.get("job_id")
+        if not page or not job or known.get("ended_ns") or known.get("host") != os.uname().nodename:
+            return None
+        with contextlib.suppress(OSError, HindmostError, UsageError):
+            if (self._path / meta.NAME).stat().st_uid == os.geteuid():
+                return what(Collector(page), job)
         return None
 
     def report(self, _: str | None) -> dict[str, Any] | None:
         """The report that was written at the end; until then its collector's, or one that is made every ten seconds."""
+        return self._written() or self._from_collector(Collector.report) or self._judged()
+
+    def _written(self) -> dict[str, Any] | None:
+        """The report that was written at the end; None where there is none, or it is damaged."""
         written = self._path / "report.json"
-        if written.exists():
-            report: dict[str, Any] = json.loads(written.read_text(encoding="utf-8"))
-            return report
-        if live := self._from_collector(Collector.report):
-            return live
+        with contextlib.suppress(OSError, ValueError, RecursionError):
+            report = json.loads(written.read_bytes()) if written.is_file() else None
+            if isinstance(report, dict) and str(report.get("schema")).startswith("hindmost.report/"):
+                return report
+        return None
+
+    def _judged(self) -> dict[str, Any] | None:
         if self._clock() >= self._due:
             from hindmost_cli.report import judged
 
@@ -173,6 +189,9 @@ def fetch(base: str, path: str, query: dict[str, str], client: Client) -> Any:
     except (OSError, http.client.HTTPException) as error:
         why = getattr(error, "reason", None) or error
         if isinstance(why, socket.gaierror):
+            host = base.partition("://")[2]
+            if ":" not in host:
+                raise UsageError(f"{host}: no such host or run directory; {GIVE}, and --job for one job") from error
             raise UsageError(f"ADDRESS {base}: no such host; {GIVE}") from error
         if isinstance(why, ssl.SSLError):
             raise HindmostError(

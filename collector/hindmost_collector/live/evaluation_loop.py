@@ -38,7 +38,7 @@ class Watch:
         self.full_evaluations: dict[
             str, asyncio.Task[None]
         ] = {}  # windows being judged; of those that cost much one at a time
-        self._end: asyncio.Task[None] | None = None  # of a job that is over, until that is written down
+        self.sealing: asyncio.Task[None] | None = None  # of a job that is over, until that is written down
         self._looked: dict[str, dict[str, int]] = {}  # when each job's newest steps were looked at last
 
     def pause_s(self, usual_s: float) -> float:
@@ -55,7 +55,7 @@ class Watch:
                 await self.round()
                 self.seal_finished()
         finally:
-            for task in (*self.full_evaluations.values(), self._end):
+            for task in (*self.full_evaluations.values(), self.sealing):
                 if task:
                     task.cancel()
 
@@ -181,14 +181,14 @@ class Watch:
 
     def seal_finished(self) -> None:
         """Have each job that is over sealed, one after the other, while others are judged on."""
-        if self._end:
-            if not self._end.done():
+        if self.sealing:
+            if not self.sealing.done():
                 return
-            self._end.result()
+            self.sealing.result()
         now = self._components.clock.now()
         jobs = [job for job in self._components.jobs.values() if not self._ends_with_stdin(job)]
         over = [job for job in jobs if now - job.heard_ns > SILENCE_NS / (10 if job.over else 1)]
-        self._end = asyncio.create_task(self._seal(over[0])) if over else None
+        self.sealing = asyncio.create_task(self._seal(over[0])) if over else None
 
     def _ends_with_stdin(self, job: LiveJob) -> bool:
         """Whether the process at the other end of stdin says when a job is over: its own, and all of one recording."""

@@ -17,7 +17,7 @@ SCHEMA, VERSION = "hindmost.run/", 1
 #: What is written is some kilobytes, with the names of all nodes of the largest job a few hundred.
 _MOST_BYTES = 16 << 20
 #: What each fact is; of numbers, the greatest.
-_TEXT = ("job_id", "command", "launcher", "version", "interrupted_by", "no_ring")
+_TEXT = ("job_id", "command", "launcher", "version", "interrupted_by", "no_ring", "page", "host")
 _MOST = {"started_ns": 1 << 62, "ended_ns": 1 << 62, "world_size": 1 << 31, "exit_code": 1 << 31}
 _OTHER = {"nodes": list, "thresholds": dict, "environment": dict, "entered": bool}
 #: Variables that tune a job, of which none names a secret; so many, with values of so many characters.
