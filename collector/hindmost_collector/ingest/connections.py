@@ -191,9 +191,8 @@ class RejectedCalls(grpc.GenericRpcHandler):
         self.counts[reason] += 1
         pair, now = (reason, context.peer().rpartition(":")[0]), self._now()
         if pair not in self._reported and len(self._reported) >= _PAIRS:
-            recent = {known: one for known, one in self._reported.items() if now - one[0] < QUIET_S}
-            self._reported = recent
-            pair = pair if len(recent) < _PAIRS else (reason, "")
+            self._forget(now)
+            pair = pair if len(self._reported) < _PAIRS else (reason, "")
         when, before = self._reported.get(pair, (-QUIET_S, 0))
         if now - when < QUIET_S:
             self._reported[pair] = (when, before + 1)
@@ -201,6 +200,14 @@ class RejectedCalls(grpc.GenericRpcHandler):
         more = f" ({before} more like it since the last such line)" if before else ""
         log.warning("%s was refused on the agents' port: %s%s", context.peer(), what, more)
         self._reported[pair] = (now, 0)
+
+    def _forget(self, now: float) -> None:
+        """Let go of pairs that were quiet for a minute, and say of how many calls no line was written."""
+        for (reason, host), (when, before) in list(self._reported.items()):
+            if now - when >= QUIET_S:
+                del self._reported[reason, host]
+                if before:
+                    log.warning("%s: refused %d times more (%s)", host or "other hosts", before, reason)
 
     async def refuse(self, reason: str, context: Any, code: grpc.StatusCode, what: str) -> None:
         """Count a stream, and end it with the reason."""

@@ -183,6 +183,20 @@ def test_a_flood_of_hosts_does_not_fill_the_log(caplog):
     assert calls.counts["credentials"] == 3001
 
 
+def test_the_number_of_suppressed_lines_of_a_host_outlives_a_flood_of_hosts(caplog):
+    """A line says how many there were, once."""
+    now = [0.0]
+    calls = RejectedCalls(lambda: now[0])
+    for _ in range(10):
+        calls.count("garbage", peer("10.0.0.9"), "noise")
+    for now[0] in (1.0, 90.0):
+        for host in range(40):
+            calls.count("garbage", peer(f"10.1.{now[0]:.0f}.{host}"), "noise")
+    calls.count("garbage", peer("10.0.0.9"), "noise")
+    numbers = [record.message for record in caplog.records if " more" in record.message]
+    assert numbers == ["ipv4:10.0.0.9: refused 9 times more (garbage)", "other hosts: refused 8 times more (garbage)"]
+
+
 async def test_broken_tick_is_replayed(collecting, fake_agent, tmp_path, monkeypatch, caplog):
     """A tick that fails for an unforeseen reason loses nothing and is in the log: agents send again."""
     async with collecting(out=str(tmp_path), flush_seconds=0.1) as collector:
