@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import math
+import os
 import re
 import sys
 from dataclasses import Field, dataclass, field, fields
@@ -293,6 +294,10 @@ def _check(options: Options, named: Named) -> None:
 
 
 def _check_access(options: Options, named: Named) -> None:
+    for name in ("tls_cert", "tls_key", "tls_ca", "token_file", "web_config"):
+        path = getattr(options, name)
+        if os.path.exists(path) and not os.path.isfile(path):  # noqa: PTH110, PTH113 - what cannot be read is said later
+            raise UsageError(f"{named(name)} {path}: no regular file, and it has to be one: it is read again later")
     if bool(options.tls_cert) != bool(options.tls_key):
         raise UsageError(f"{named('tls_cert')} and {named('tls_key')} belong together: give both")
     if options.relays and not options.tls_ca:

@@ -446,6 +446,15 @@ def test_a_wrong_web_config_is_refused(tmp_path: Path, kind: str) -> None:
     assert f"--web-config {tmp_path}/web.yml" in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["tls_cert", "tls_key", "tls_ca", "token_file", "web_config"])
+def test_a_pipe_is_refused_before_it_is_read(tmp_path: Path, name: str) -> None:
+    """A collector would wait for its writer, and read what is read again later only once."""
+    os.mkfifo(tmp_path / "pipe", 0o600)
+    others = {"tls_cert": "c", "tls_key": "k"} if name.startswith("tls") else {}
+    with pytest.raises(UsageError, match=f"^--{name.replace('_', '-')} {tmp_path}/pipe: no regular file"):
+        resolve({**others, "http": ":1", name: str(tmp_path / "pipe")}, {})
+
+
 async def test_an_agents_metrics_are_as_its_web_config_says(authority: Path, tmp_path: Path) -> None:
     """TLS, and a password; without it /healthz alone."""
     hashed = bcrypt.hashpw(b"right", bcrypt.gensalt(4)).decode()
