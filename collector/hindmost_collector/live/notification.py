@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import random
+import re
 import shlex
 import shutil
 import signal
@@ -106,9 +107,13 @@ def _stands_still(report: Mapping[str, Any]) -> bool:
     return any(one["kind"] in STOPS for one in report.get("verdicts", ()))
 
 
+#: Evidence that identifies the operation, by its communicator: of use to who debugs, not to who is called.
+_WHICH_OPERATION = re.compile(r" of communicator 0x[0-9a-f]+$")
+
+
 def _detail(words: RenderedVerdict, event: Mapping[str, Any]) -> str:
     """What a verdict costs; of a hang who waits, and once that is known where the rank is that does not come."""
-    why = [one for one in words.why if not one.startswith("that ")]  # … all_reduce is number 7 of a communicator
+    why = [one for one in words.why if not _WHICH_OPERATION.search(one)]
     if words.kind in STOPS and why:
         return f"; {why[min(event['event'] == 'changed', len(why) - 1)]}"
     return f"; costs {words.cost.partition(';')[0].replace(' since then', '')}" if words.cost else ""

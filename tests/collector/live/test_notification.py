@@ -116,9 +116,10 @@ def test_slack_shows_the_text_and_a_program_reads_the_verdict(receiver: Receiver
     assert (body["event"], body["job"], body["id"], body["verdict"]["ranks"]) == ("opened", "train", "1", [2])
 
 
-def test_a_hang_says_who_waits_and_then_where_the_missing_rank_is() -> None:
+@pytest.mark.parametrize("which", ["that all_reduce is number 7", "the operation is"])
+def test_a_hang_says_who_waits_and_then_where_the_missing_rank_is(which: str) -> None:
     """A change of a hang is that its stack has come."""
-    number = "that all_reduce is number 7 of communicator 0x4d"
+    number = f"{which} of communicator 0x4d"
     evidence = ["3 ranks have waited up to 5.0 s in all_reduce", "rank 2 is at train.py:7", number]
     hang = verdict(kind="hang", cause=None, victims=[0, 1, 3], evidence=evidence, cost_ms_per_step=None)
     texts = [
