@@ -1,4 +1,4 @@
-"""Which commit a bench measured: each writes it with its figures."""
+"""Which commit a bench measured, to write with its figures."""
 
 import json
 import subprocess

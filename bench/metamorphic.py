@@ -1,6 +1,6 @@
 """Whether a recording that is cut, repeated, scaled or renumbered still has the same ranks named.
 
-    python bench/metamorphic.py [--corpus DIR]... [--only PATTERN]... [--forms FORM]... [--jobs N] [--out FILE]
+    python -m bench.metamorphic [--corpus DIR]... [--only PATTERN]... [--forms FORM]... [--jobs N] [--out FILE]
 
 Each recording in ``tests/fixtures/recordings`` and in each ``--corpus`` is judged as it is, and in each of these forms:
 
@@ -39,10 +39,7 @@ from hindmost_judge.judge import judge
 from hindmost_judge.model import GPU_TIME, IN_FLIGHT, STACKS, Run, Table, empty, rows
 from hindmost_judge.verdict.schema import QUIET, STOPS
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "bench"))
-
-from golden import OURS, as_decision, recordings  # noqa: E402 - a script next to this one
+from bench.golden import OURS, as_decision, recordings
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -13,7 +13,7 @@ import json
 import multiprocessing
 import os
 import platform
-import subprocess
+import sys
 import time
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -30,6 +30,9 @@ import two_lanes.families
 import two_lanes.grade
 import two_lanes.table
 from suite import EDITIONS
+
+sys.path.append(str(Path(__file__).resolve().parents[2]))  # a script has its own folder there only
+from bench.commit import commit
 
 TUNING = 1_000
 
@@ -137,24 +140,19 @@ def _title(found: int, wanted: int, base: int, edition: int | None) -> str:
     """Which runs these are, and of how many where some are still to come."""
     runs = f"{found:,} runs" if found == wanted else f"{found:,} of {wanted:,} runs"
     seeds = f"edition {edition} of held-out seeds" if edition else "seeds for tuning, not held out"
-    return f"{runs}, {seeds} (from {base:,} on), intervals of 95 %, commit {_commit()}"
+    return f"{runs}, {seeds} (from {base:,} on), intervals of 95 %, commit {commit()}"
 
 
 def _write(path: Path, chosen: Suite, results: list[Result], base: int, edition: int | None) -> None:
     """The tables and what they were made from: each run, or of the other suites those that were misjudged."""
     machine = {"cores": os.cpu_count(), "python": platform.python_version(), "numpy": np.__version__}
-    facts = {"commit": _commit(), "edition": edition, "first_seed": base, "machine": machine}
+    facts = {"commit": commit(), "edition": edition, "first_seed": base, "machine": machine}
     facts |= {"table": chosen.tables(results)}
     path.parent.mkdir(parents=True, exist_ok=True)
     if chosen is SUITES["cohorts"]:
         path.write_text(results_file.text(facts, results))
     else:
         path.write_text(json.dumps(facts | {"misjudged": chosen.misjudged(results)}, indent=1) + "\n")
-
-
-def _commit() -> str:
-    git = ["git", "rev-parse", "--short", "HEAD"]
-    return subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip() or "unknown"
 
 
 def _wanted(chosen: Suite, runs: int | None, base: int, named: list[str] | None) -> list[tuple[str, int]]:

@@ -197,8 +197,9 @@ def write(output: Path, began: dict[str, Any], found: list[dict[str, Any]], *, a
     kept: dict[str, Any] = {"what": [], **began, "measured": []}
     if add and output.exists():
         kept = json.loads(output.read_text())
-        if kept["commit"] != began["commit"]:
-            sys.exit(f"{output} is of commit {kept['commit']}, this is {began['commit']}: leave --add out")
+        measured = kept.get("commit", "unknown")
+        if measured != began["commit"]:
+            sys.exit(f"{output} is of commit {measured}, this is {began['commit']}: leave --add out")
     kept["what"] = [*kept["what"], {"command": command, "load": [began["load_before"], os.getloadavg()[0]]}]
     kept.pop("load_before", None)
     kept["measured"] = [*kept["measured"], *found]

@@ -1,5 +1,8 @@
 """The agents that load the collector in bench/collector_load send what the real agent sends."""
 
+import json
+from pathlib import Path
+
 import pytest
 from hindmost_agent.delivery import batch as packing
 from hindmost_agent.jobs.event_rows import StepRow
@@ -7,6 +10,7 @@ from hindmost_agent.sampler import Reading
 from hindmost_proto import telemetry_pb2 as wire
 
 from bench.collector_load import node
+from bench.collector_load.__main__ import write
 from bench.collector_load.agents import MOST_TICKS, NS, RANKS, TICKS, Agent
 from tests.ring_records import calls, rows_of
 
@@ -73,3 +77,14 @@ def test_samples_a_second():
     samples = sum(len(block.values) for batch in batches[1:] for block in batch.metrics)
     assert samples / 60 == pytest.approx(340, rel=0.05)
     assert abs(samples / 60 - node.samples_a_second()) < 0.1
+
+
+@pytest.mark.parametrize("known", [{"commit": "older"}, {}])
+def test_figures_are_not_added_to_those_of_another_commit(tmp_path: Path, known: dict[str, str]) -> None:
+    """Nor to those of which no commit is known."""
+    output = tmp_path / "load.json"
+    before = json.dumps({"what": [], **known, "measured": []})
+    output.write_text(before)
+    with pytest.raises(SystemExit, match="leave --add out"):
+        write(output, {"commit": "newer", "load_before": 0.0}, [], add=True)
+    assert output.read_text() == before
