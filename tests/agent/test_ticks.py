@@ -10,7 +10,7 @@ import pytest
 from hindmost import ring
 from hindmost.identity import Identity
 from hindmost_agent import samplers
-from hindmost_agent.agent import BUSY_NS, FLUSH_NS, Agent
+from hindmost_agent.agent import BEGINS_NS, BUSY_NS, FLUSH_NS, Agent
 from hindmost_agent.delivery.batch import Builder
 from hindmost_agent.delivery.spool import Spool
 from hindmost_agent.jobs.ranks import RankProcess
@@ -31,12 +31,6 @@ def writer(tmp_path: Path) -> Iterator[ring.Writer]:
     made.close()
 
 
-@pytest.fixture
-def under_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Agents that have watched their job for long."""
-    monkeypatch.setattr("hindmost_agent.agent.BEGINS_NS", 0)
-
-
 def agent(
     folder: Path,
     spool: Spool | None,
@@ -47,6 +41,13 @@ def agent(
     host = Host()
     runner, rings = Runner(kinds or {}, host, NS), Rings(host, [folder / "rings"])
     return Agent("n", NS, host, runner, rings, spool, cores_are_full=cores_are_full, **clock)
+
+
+def under_way(mine: Agent) -> Agent:
+    """The agent of a job whose first seconds are over, at ``BEGINS_NS``."""
+    for at in range(0, BEGINS_NS, FLUSH_NS):
+        mine.tick(at)
+    return mine
 
 
 def steps(writer: ring.Writer, count: int) -> None:
@@ -104,7 +105,6 @@ def test_samples_are_half_as_many_while_cores_are_full(tmp_path: Path) -> None:
     assert sampled == [0, 2, 4, 5, 6, 7, 8]
 
 
-@pytest.mark.usefixtures("under_way")
 def test_all_nodes_work_at_the_same_times_while_cores_are_full(tmp_path: Path, writer: ring.Writer) -> None:
     """What each takes of a rank, all ranks wait for: at once, and not for one node after the other."""
     begun_ns = {0.1: 200_000_000, 0.6: 1_300_000_000}  # by node: its monotonic clock is not the wall clock
@@ -120,7 +120,7 @@ def test_all_nodes_work_at_the_same_times_while_cores_are_full(tmp_path: Path, w
             unix_ns=lambda now_ns, late_ns=late_ns: now_ns + late_ns,  # type: ignore[misc]
         )
         at, found, batches = 0, set(), set()
-        while at < 40 * NS:
+        while at < BEGINS_NS + 40 * NS:
             steps(writer, 1)
             before = mine.host.counts.batches
             mine.host.counts.success.clear()
@@ -128,24 +128,23 @@ def test_all_nodes_work_at_the_same_times_while_cores_are_full(tmp_path: Path, w
             found |= {at + late_ns} if mine.host.counts.success else set()
             batches |= {at + late_ns} if mine.host.counts.batches > before else set()
             at = due
-        sampled.append({one for one in found if 4 * NS < one < 38 * NS})
-        made.append({one for one in batches if 4 * NS < one < 38 * NS})
+        sampled.append({one - BEGINS_NS for one in found if 4 * NS < one - BEGINS_NS < 38 * NS})
+        made.append({one - BEGINS_NS for one in batches if 4 * NS < one - BEGINS_NS < 38 * NS})
     assert sampled[0] == sampled[1] == {2 * NS * count for count in range(3, 19)}
     assert made[0] == made[1] == {8 * NS * count for count in range(1, 5)}
 
 
-@pytest.mark.usefixtures("under_way")
 def test_a_batch_is_made_sooner_where_much_is_written(
     tmp_path: Path, writer: ring.Writer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A collector refuses a message of more than 16 MiB, and no event may be lost for that."""
     monkeypatch.setattr("hindmost_agent.agent.BATCH_EVENTS", 10)
     mine = agent(tmp_path, Spool(tmp_path / "spool", 1 << 20), cores_are_full=lambda: True)
-    mine.tick(0)
+    under_way(mine).tick(BEGINS_NS)
     read = []
     for second in range(1, 7):
         steps(writer, 4)
-        mine.tick(second * NS)
+        mine.tick(BEGINS_NS + second * NS)
         read.append(mine.host.counts.ring_events)
     assert read == [0, 0, 12, 12, 12, 24]
 
@@ -245,7 +244,6 @@ def test_a_rank_that_died_right_after_a_batch_is_in_the_next(tmp_path: Path, wri
     assert (mine.host.counts.ring_events, producer.progress_ns) == (3, NS)
 
 
-@pytest.mark.usefixtures("under_way")
 @pytest.mark.parametrize(
     ("world", "full", "batches"),
     [
@@ -260,31 +258,31 @@ def test_stalled_ranks_are_reported_soon(tmp_path: Path, world: int, full: bool,
 
     As soon as any rank goes on, batches are as rare as before."""
     rank = ring.Writer.create(tmp_path / "rings", Identity("job", 0, world, 0, "n", "torch", "t.py"), "py", CAPACITY)
+    mine = under_way(agent(tmp_path, Spool(tmp_path / "spool", 1 << 20), cores_are_full=lambda: full))
+    steps(rank, 1)
     rank.enter(0, ring.COLLECTIVE, rank.name("all_reduce"), 1, 3, rank.communicator(77, 0, world, "world"))
-    mine = agent(tmp_path, Spool(tmp_path / "spool", 1 << 20), cores_are_full=lambda: full)
-    made, now = [], 0
-    while now <= 5 * NS:
-        if now > 2.5 * NS and not any(one.written for one in mine.rings):
+    made, now = [], BEGINS_NS
+    while now <= BEGINS_NS + 5 * NS:
+        if now > BEGINS_NS + 2.5 * NS and all(one.written < 2 for one in mine.rings):
             steps(rank, 1)
         before, then = mine.host.counts.batches, now
         now = mine.tick(now)
-        made += [then / NS] * (mine.host.counts.batches - before)
+        made += [(then - BEGINS_NS) / NS] * (mine.host.counts.batches - before)
     rank.close()
     assert made == batches
 
 
-@pytest.mark.usefixtures("under_way")
 def test_a_batch_that_has_a_reason_waits_for_no_turn(tmp_path: Path) -> None:
     """On full cores others are sent one node after the other. Ranks that stand still are reported at once."""
     rank = ring.Writer.create(tmp_path / "rings", Identity("job", 0, 1, 0, "n", "torch", "t.py"), "py", CAPACITY)
+    mine = under_way(agent(tmp_path, Spool(tmp_path / "spool", 1 << 20), cores_are_full=lambda: True))
     rank.enter(0, ring.COLLECTIVE, rank.name("all_reduce"), 1, 3, rank.communicator(77, 0, 1, "world"))
-    mine = agent(tmp_path, Spool(tmp_path / "spool", 1 << 20), cores_are_full=lambda: True)
-    in_turn, now = {}, 0
-    while now <= 8 * NS:
+    in_turn, now = {}, BEGINS_NS
+    while now <= BEGINS_NS + 8 * NS:
         before, then = mine.host.counts.batches, now
         now = mine.tick(now)
         if mine.host.counts.batches > before:
-            in_turn[then / NS] = mine.in_turn
+            in_turn[(then - BEGINS_NS) / NS] = mine.in_turn
     rank.close()
     assert [at for at, regular in in_turn.items() if regular] == [0, 8]
     assert len(in_turn) > 4

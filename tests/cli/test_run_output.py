@@ -148,9 +148,9 @@ def test_the_end_of_the_job_is_no_line(capsys: pytest.CaptureFixture[str]) -> No
 @pytest.mark.parametrize(
     ("quiet", "log_verdicts", "terminal", "kinds"),
     [
-        (False, False, True, ["straggler", "hang", "waiting"]),
+        (False, False, True, ["straggler", "hang", "input_bound"]),
         (False, False, False, ["hang"]),
-        (False, True, False, ["straggler", "hang", "waiting"]),
+        (False, True, False, ["straggler", "hang", "input_bound"]),
         (True, False, False, []),
         (True, False, True, []),
     ],
@@ -166,10 +166,10 @@ def test_a_log_has_hangs_without_being_asked(
     """Who reads the log of a job that stands still wants to know why; `--quiet` leaves them out, too."""
     monkeypatch.setattr("sys.stderr.isatty", lambda: terminal)
     hears = run.listener(quiet, log_verdicts)
-    for kind in ("straggler", "hang", "waiting"):
+    for kind in ("straggler", "hang", "input_bound"):
         hears({**EVENT, "kind": kind, "text": f"text of {kind}"})
     printed = capsys.readouterr().err
-    assert [kind for kind in ("straggler", "hang", "waiting") if f"text of {kind}" in printed] == kinds
+    assert [kind for kind in ("straggler", "hang", "input_bound") if f"text of {kind}" in printed] == kinds
 
 
 @pytest.mark.parametrize(
