@@ -32,8 +32,8 @@ FLUSH_NS = 2 * NS
 FLUSH_MOST_NS = 4 * NS
 #: On full cores, where it is judged less often and each batch takes a core from a rank.
 FULL_FLUSH_NS = FULL_PERIOD_S * NS
-#: So long after the agent, or the first ring of a node, came, batches are frequent there too: of the first steps a job
-#: gets its first verdict.
+#: For this long after the agent's start or a node's first ring, batches stay frequent, so that a new job is judged
+#: soon.
 BEGINS_NS = 16 * NS
 #: Samples are so much further apart there.
 FULL_SAMPLING = 2
@@ -232,7 +232,7 @@ class Agent:
             self.rings.folders = self._jobs.folders(now_ns)
         here = len(self.rings)
         self.rings.discover(now_ns)
-        if self._began_ns is None or len(self.rings) > here == 0:
+        if self._began_ns is None or (not here and len(self.rings)):
             self._began_ns = now_ns
 
     def _look(self, now_ns: int) -> None:

@@ -110,7 +110,7 @@ def test_what_a_cluster_proves_to_its_own_collector_is_not_proved_to_this_one() 
     """A task prolog gives each job authority and token, with which no agent of a run reaches the run's collector."""
     names = ("TLS_CA", "TLS_CERT", "TLS_KEY", "TOKEN", "TOKEN_FILE", "FINGERPRINT")
     theirs = {f"HINDMOST_{name}": "x" for name in names}
-    assert environment.without_proof({"HINDMOST_PROBE": "1", **theirs}) == {"HINDMOST_PROBE": "1"}
+    assert environment.without_credentials({"HINDMOST_PROBE": "1", **theirs}) == {"HINDMOST_PROBE": "1"}
 
 
 def test_ranks_on_other_hosts_learn_what_all_pods_of_the_job_share(tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ def job_id(asked: str | None, argv: Sequence[str], environ: Mapping[str, str], n
     return f"{stem}-{when}-{secrets.token_hex(2)}"
 
 
-def without_proof(environ: Mapping[str, str]) -> dict[str, str]:
+def without_credentials(environ: Mapping[str, str]) -> dict[str, str]:
     """The environment without what agents prove to another collector: a cluster's task prolog sets it for all jobs."""
     return {name: value for name, value in environ.items() if not _PROOF.match(name)}
 

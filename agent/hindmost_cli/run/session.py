@@ -215,7 +215,7 @@ class Session:
 
         ``say`` gets one sentence for each thing that will be missing.
         """
-        environ = environment.without_proof(environ)
+        environ = environment.without_credentials(environ)
         job = environment.job_id(request.job_id, request.command, environ)
         if request.listen:
             environment.must_be_free(request.listen)

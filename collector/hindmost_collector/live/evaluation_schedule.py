@@ -210,8 +210,8 @@ MANY_RANKS, OF_A_LARGE_JOB, APART_S = 1024, 0.03, float(MOST_S)
 #: Full evaluations allowed ahead of the budget, whatever each takes: one for the first news, one for more of it, one
 #: for agents' answers. The second number counts where an earlier one was in vain.
 WHOLES_AHEAD, IN_VAIN = 3, 2
-#: A full evaluation that only confirms the one before doubles the time until the next, so often, while the newest steps
-#: say nothing new: no further apart than so many seconds for that.
+#: A full evaluation that only confirms the one before doubles the time until the next, while the newest steps say
+#: nothing new. It does so for this many in a row, and to no more than this many seconds.
 MOST_CALM, CALM_S = 2, 20.0
 #: Incremental evaluations that took less than this part of their target may read this many times the rows.
 SHORT, LONGER = 0.5, 1.25
@@ -254,12 +254,12 @@ class _Turn:
     """The turn of one job: when it is due, when its next full evaluation is due regardless, what that took and of how
     many ``ranks``, and the ``rows`` of an incremental one.
 
-    ``last_whole`` is when that was, ``judged`` how many rows it read, ``soon`` whether it left something open,
-    ``hurried`` how many more were made for something new or open than for nothing, ``calm`` how many of the last ones
-    changed nothing, ``look_took`` what the last incremental one took.
-    ``held`` is what holds by the full evaluation, ``newest`` what its newest steps said then, ``seen`` what they say
-    now, where evaluated; ``asked`` is what of it was new since, ``doubts`` what the full evaluation does not
-    confirm; ``past`` and ``counted`` are what a window passes to the next one.
+    ``last_whole`` is when that was, ``judged`` how many rows it read, ``soon`` whether it left something open.
+    ``hurried`` is how many more were made for something new or open than for nothing. ``calm`` is how many of the last
+    ones changed nothing. ``look_took`` is what the last incremental one took.
+    ``held`` is what holds by the full evaluation, and ``newest`` what its newest steps said then. ``seen`` is what they
+    say now, where evaluated, and ``asked`` what of it was new since. ``doubts`` is what the full evaluation does not
+    confirm. ``past`` and ``counted`` are what a window passes to the next one.
     """
 
     next: float = 0.0
