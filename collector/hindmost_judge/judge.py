@@ -105,7 +105,7 @@ def _of_those_that_meet(run: Run, settings: Settings) -> Report:
     found = inconclusive.with_unread_steps(found, run, blocks)
     notes = [note for note in notes if not any(line.startswith(note) for one in found for line in one.evidence)]
     if blocks is not None:
-        found = [_with_loading(one, run, blocks) for one in found]
+        found = [_with_time(_with_loading(one, run, blocks), run, blocks) for one in found]
     notes += all_slower.slowed_note(slower, found)
     notes += summary.last_rank_notes(blocks, found, notes) if blocks is not None and stop is None else []
     if blocks is not None and blocks.exchanges:
@@ -126,6 +126,20 @@ def _of_those_that_meet(run: Run, settings: Settings) -> Report:
         counted=last_counted(run, blocks, settings),
         overview=seen,
     )
+
+
+def _with_time(verdict: Verdict, run: Run, blocks: Blocks) -> Verdict:
+    """A verdict that began within the job with the time of its first step, of a recording whose clock is the wall's."""
+    if not verdict.since_step or not run.job.started_ns or verdict.since_step not in blocks.steps:
+        return verdict
+    column = int(np.searchsorted(blocks.steps, verdict.since_step))
+    if blocks.ended is not None and blocks.took is not None:
+        began = (blocks.ended - blocks.took)[:, column]
+    elif blocks.joined is not None:
+        began = blocks.joined.start[:, blocks.starts[column]]
+    else:
+        return verdict
+    return replace(verdict, since_time_s=float(np.nanmin(began)) / 1e9) if not np.isnan(began).all() else verdict
 
 
 def _with_loading(verdict: Verdict, run: Run, blocks: Blocks) -> Verdict:

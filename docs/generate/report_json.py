@@ -52,6 +52,7 @@ SECTIONS: dict[Any, tuple[str, dict[str, str]]] = {
             "victims": "ranks that look slow only because they waited elsewhere before",
             "cause": "[why](reading-a-verdict.md#causes)",
             "since_step": "first step of it",
+            "since_time_s": "when that step began, Unix time; `null`: not known, or with the job",
             "until_step": "first step after it; `null`: it held to the end",
             "cost_ms_per_step": "what fixing it saves of a mean step from `since_step` to before `until_step`",
             "cost_ratio": "the same as a share of those steps",

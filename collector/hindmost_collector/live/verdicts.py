@@ -284,7 +284,7 @@ def once(verdicts: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
         if at is None:
             found.append(one)
         elif _until(one) > _until(found[at]):
-            found[at] = {**one, "since_step": found[at]["since_step"]}
+            found[at] = {**one, **{name: found[at].get(name) for name in ("since_step", "since_time_s")}}
         elif one.get("until_step") is None:
             found[at] = _with_more(found[at], one)
     return found
@@ -396,6 +396,7 @@ def tell_onset(verdict: dict[str, Any], best: Onset, first: Mapping[str, Any]) -
     """Give a verdict the best known onset, in the form of the ``first`` that had it."""
     if verdict.get("since_step") != best.step:
         verdict["since_step"] = best.step
+        verdict["since_time_s"] = first.get("since_time_s") if first.get("since_step") == best.step else None
         rest = [line for line in verdict.get("evidence") or () if not line.startswith(OLDER)]
         verdict["evidence"] = [*rest, *(older_lines(first) if best.older else ())]
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
@@ -88,7 +89,8 @@ def decisive(one: RenderedVerdict) -> tuple[str, ...]:
 def _periods(verdicts: Iterable[Mapping[str, Any]]) -> str:
     in_order = sorted(verdicts, key=lambda one: one.get("since_step") or 0)
     return "; ".join(
-        _interval(one).removeprefix(", ") + f": {_cost(one).partition(' per step')[0]}" for one in in_order
+        _interval({**one, "since_time_s": None}).removeprefix(", ") + f": {_cost(one).partition(' per step')[0]}"
+        for one in in_order
     )
 
 
@@ -236,10 +238,16 @@ def _unknown(most: str | None, explained: float) -> str:
 
 
 def _interval(one: Mapping[str, Any]) -> str:
-    since, until = one.get("since_step"), one.get("until_step")
+    since, until, time_s = one.get("since_step"), one.get("until_step"), one.get("since_time_s")
     if since is None:
         return ""
-    return f", since step {since}" if until is None else f", steps {since} to {until}"
+    at = f" ({clock(time_s)})" if time_s else ""
+    return f", since step {since}{at}" if until is None else f", steps {since}{at} to {until}"
+
+
+def clock(unix_s: float) -> str:
+    """``Nov 29 02:14``, of this machine's time zone."""
+    return time.strftime("%b %d %H:%M", time.localtime(unix_s))
 
 
 def _later(one: Mapping[str, Any]) -> str:

@@ -45,6 +45,7 @@ class Verdict:
     victims: tuple[int, ...] = ()
     cause: str | None = None
     since_step: int | None = None
+    since_time_s: float | None = None  # Unix time at which that step began; None: unknown, or the job's first step
     until_step: int | None = None  # None: it still held when the recording ended
     cost_ms_per_step: float | None = None
     cost_ratio: float | None = None

@@ -1,6 +1,8 @@
 """Tables under a verdict: what their numbers are, what is in no phase, and nothing where there are none."""
 
 import re
+from dataclasses import replace
+from datetime import datetime, timezone
 from typing import Any
 
 import numpy as np
@@ -12,7 +14,7 @@ from hindmost_collector.live.jobs import LiveJob
 from hindmost_collector.page import document
 from hindmost_collector.recordings.load import load
 from hindmost_collector.report import brief, columns, csv, machine_tables, markdown, text, verdict_lines
-from hindmost_collector.simulate import Scenario, simulate
+from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_judge.judge import judge
 from hindmost_judge.model import PHASES
 from hindmost_judge.timeline.phases import unnamed
@@ -146,6 +148,17 @@ def test_the_input_that_limits_a_job_is_that_of_the_table() -> None:
     rows = found["ranks"]
     assert float(said[1]) == pytest.approx(np.median([row["phases_ms"]["input"] for row in rows]), abs=0.06)
     assert float(said[2]) == pytest.approx(rows[0]["step_ms"], abs=0.6)
+
+
+@pytest.mark.parametrize("onset", [0, 60])
+def test_a_verdict_says_at_what_time_it_began(onset: int) -> None:
+    """Of a recording by the wall's clock, in the reader's time zone; not where it held from the first step on."""
+    run = simulate(Scenario(4, 120, faults=(Fault("compute", (2,), 0.3, onset),))).run
+    began = run.collectives["start_ns"][run.collectives["step"] == onset].min() / 1e9
+    run = replace(run, job=replace(run.job, started_ns=int(run.collectives["start_ns"].min())))
+    (slow,) = verdict_lines.rendered(judge(run).to_dict())
+    when = f" ({datetime.fromtimestamp(began, timezone.utc).astimezone():%b %d %H:%M})" if onset else ""
+    assert slow.what.endswith(f"since step {onset}{when}")
 
 
 def test_advice_is_given_once() -> None:
