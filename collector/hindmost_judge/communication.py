@@ -172,8 +172,8 @@ def share_of_time(run: Run, ranks: Ints) -> Floats:
     """[R] of these sorted ranks' time from first to last call, how much each was blocked in calls; NaN without any."""
     table = run.collectives
     blocking = ((table["flags"] & (NONBLOCKING | GPU_TIME)) == 0) & (table["duration_ns"] >= 0)
-    held = np.flatnonzero(blocking & np.isin(table["rank"], ranks))
-    row, start, took = np.searchsorted(ranks, table["rank"][held]), table["start_ns"][held], table["duration_ns"][held]
+    calls = chosen(table, blocking & np.isin(table["rank"], ranks))
+    row, start, took = np.searchsorted(ranks, calls["rank"]), calls["start_ns"], calls["duration_ns"]
     first, last = np.full(len(ranks), np.inf), np.full(len(ranks), -np.inf)
     np.minimum.at(first, row, start)
     np.maximum.at(last, row, start + took)

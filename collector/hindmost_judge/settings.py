@@ -99,7 +99,9 @@ class Settings:
         "a pipeline stage this slow is uneven; embedding and norms make stages differ by a few per cent",
     )
     input_bound: float = _share(
-        0.2, STEP, "input wait of the typical rank that makes the job input-bound; a fifth justifies a faster loader"
+        0.2,
+        STEP,
+        "input wait of the typical rank, and its cost, that make a job input-bound; a fifth is worth a faster loader",
     )
     network_longer: float = _of(
         1.2,

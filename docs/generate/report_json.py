@@ -148,7 +148,7 @@ SECTIONS: dict[Any, tuple[str, dict[str, str]]] = {
             "slowdown": "the run's time, divided by its time if all ranks were alike",
             "wasted_ratio": "share of the run's time that is lost",
             "step_ms": "mean step",
-            "ideal_step_ms": "mean step if all ranks were alike",
+            "ideal_step_ms": "mean step if no rank ever came late, by a fault or by chance",
             "waste_by_rank_ms": "how long each rank made a typical other one wait, collective by collective",
             "waste_by_node_ms": "the same by node",
             "waste": "where the lost time goes",

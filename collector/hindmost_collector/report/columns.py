@@ -353,9 +353,9 @@ _FIELDS = {
 
 
 def deciding(report: Mapping[str, Any]) -> list[str]:
-    """Titles of the columns that decided the verdicts: these are shown whatever else there is no room for."""
-    named = any(verdict["ranks"] for verdict in report["verdicts"])
-    found = [title_of("caused")] if named and _measured("caused", report["ranks"]) else []
+    """Titles of the columns that decided the verdicts, first that of the first one: these are shown whatever else there
+    is no room for."""
+    found = list[str]()
     for verdict in report["verdicts"]:
         found += _named_in(next(iter(verdict.get("evidence") or ()), ""), report["ranks"])
     causes = [verdict.get("cause") or _OF_KIND.get(verdict["kind"], "") for verdict in report["verdicts"]]
@@ -369,6 +369,8 @@ def deciding(report: Mapping[str, Any]) -> list[str]:
             if titles:
                 found += titles
                 break
+    if any(verdict["ranks"] for verdict in report["verdicts"]) and _measured("caused", report["ranks"]):
+        found.insert(1, title_of("caused"))
     return list(dict.fromkeys(found))
 
 
@@ -411,11 +413,13 @@ def table(
 ) -> tuple[list[str], list[list[str]]]:
     """Titles and cells for these rank rows. A column that no rank measured, or that tells nothing, is left out.
 
-    With ``width``, columns are dropped until the rest fits, those that are ``deciding`` last: a number is never cut.
+    The first that is ``deciding`` stands next to the rank. With ``width``, columns are dropped until the rest fits,
+    those that are deciding last: a number is never cut.
     The step is a column where ranks differ in it: the title line has that of the job. What decides has a second column
     for the steps of a ``fault``, as :func:`of_fault` gives it.
     """
     chosen = [(title, cell) for title, cell in _columns(rows, deciding) if any(cell(row) != UNMEASURED for row in rows)]
+    chosen.sort(key=lambda one: (one[0] != "rank", one[0] not in deciding[:1]))
     chosen = [one for title, cell in chosen for one in _with_fault(title, cell, deciding, *fault)]
     deciding = [*deciding, *(title for title, _ in chosen if fault[0] and title.endswith(f" {fault[0]}"))]
     telling = _telling(rows) | {"transfer": _weight([row["transfer_ms"] for row in rows if row.get("transfer_ms")])}

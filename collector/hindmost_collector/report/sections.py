@@ -110,8 +110,8 @@ SECTIONS: dict[str, Section] = {
                 "intensity=operations a byte:number, ridge:number, mfu=MFU:ratio",
             ),
             "if_free": Table(
-                "The mean step if one thing took no time and made no rank late, or if all ranks were like the median"
-                " one.",
+                "The mean step if one thing took no time and made no rank late. Last: if each rank were like the median"
+                " one in each step. COST is of one fault, and leaves what chance does.",
                 "without=if, step_ms=mean step:ms, saved:ratio, steps_per_s=steps/s:number, work_per_s=work/s:number",
             ),
         },

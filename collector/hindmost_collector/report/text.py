@@ -306,7 +306,7 @@ def _settings(report: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 def _limit(report: Mapping[str, Any], *, also: bool) -> Iterator[RenderableType]:
     """What limits the job, and what to do about it."""
     if bound := columns.bound(report):
-        yield labelled(_LIMITED, f"also {bound}" if also else bound)
+        yield labelled(_LIMITED, f"besides COST: {bound}" if also else bound)
         if (to_do := columns.on_bound(report)) and not _settings(report):
             yield labelled("DO", to_do)
 

@@ -4,8 +4,8 @@ If a recording has the time at which a collective was enqueued, it shows how lon
 zero, the GPU had caught up with its host: events around forward then time the launching, not the computing.
 
 Without enqueue times, host phases show it. A GPU is launch-bound if it had finished the step before when its host had
-the next batch, or if it runs a step's first collective as soon as its host has launched forward. A GPU still busy when
-all of forward was launched had work throughout: the time between the two steps' collectives is its own.
+the next batch. It is, too, if it runs a step's first collective as soon as its host has launched forward. A GPU still
+busy when all of forward was launched had work throughout: the time between the two steps' collectives is its own.
 
 Launch-bound ranks are late at most by what their hosts are slower than the others'. The slowest host sets the pace, and
 its GPU idles for the time that the others are ahead: that is their lead, not what fixing it would save. Between any two

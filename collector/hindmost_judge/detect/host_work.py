@@ -185,8 +185,11 @@ def _delays_of_rank(
 
 
 def _without_minor_changes(series: Floats, bounds: list[int], shortest: float) -> list[int]:
-    """The bounds of a series' segments, without those at which one delay only becomes somewhat larger or smaller, or
-    pauses or exceeds itself for fewer steps than the ``shortest`` delay, which hardly changes its mean."""
+    """The bounds of a series' segments, less those inside one delay.
+
+    It only becomes somewhat larger or smaller there. Or it pauses or exceeds itself for fewer steps than the
+    ``shortest`` delay, which hardly changes its mean.
+    """
     kept = bounds[:2]
     for stop in bounds[2:]:
         *_, before, last, level = [-np.inf, *(float(series[a:b].mean()) for a, b in itertools.pairwise([*kept, stop]))]

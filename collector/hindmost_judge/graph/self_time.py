@@ -92,21 +92,22 @@ def build_lanes(timeline: Timeline) -> Lanes:
     least, doubt = host.copy(), np.zeros(spent.shape[1])
     if wait is not None:
         least[wait.phase], host[wait.phase], doubt = _without_wait(timeline, spent[wait.phase], ends[wait.phase], wait)
+    most = spent
     if unknown.any():
-        host, least = (_filled(self_time, unknown, timeline.cohort) for self_time in (host, least))
+        host, least, most = (_filled(bound, unknown, timeline.cohort) for bound in (host, least, most))
     last, steps = _last_arrivals(timeline)
     lead = np.full(timeline.left.shape, np.nan)
     lead[last, steps] = _lead(timeline)[last, steps]
     tail = np.where(np.sum(~np.isnan(lead), axis=1) >= _MIN_STEPS, median(lead, axis=-1), median(lead.ravel()))
-    own = host.sum(axis=0)
+    in_step = host.sum(axis=0)
     return Lanes(
         phases=timeline.phases,
         host=host,
         least=least,
-        most=spent,
+        most=most,
         doubt=doubt,
-        peer_pace=pace_of_peers(own, timeline.cohort),
-        cohort_pace=_pace_of_cohort(own, timeline.cohort),
+        peer_pace=pace_of_peers(in_step, timeline.cohort),
+        cohort_pace=_pace_of_cohort(in_step, timeline.cohort),
         launched=timeline.launched,
         wait=wait,
         ahead=ahead,
@@ -140,13 +141,13 @@ def with_unmarked_work(timeline: Timeline, lanes: Lanes) -> Lanes:
     host, least = lanes.host.copy(), lanes.least.copy()
     for self_time in (host, least):
         self_time[unmarked] = np.minimum(self_time[unmarked] + early, lanes.most[unmarked])
-    own, peers = host.sum(axis=0), lanes.cohort
+    in_step = host.sum(axis=0)
     return replace(
         lanes,
         host=host,
         least=least,
-        peer_pace=pace_of_peers(own, peers),
-        cohort_pace=_pace_of_cohort(own, peers),
+        peer_pace=pace_of_peers(in_step, lanes.cohort),
+        cohort_pace=_pace_of_cohort(in_step, lanes.cohort),
         ahead=lanes.ahead & (early == 0),
         early=np.minimum(early / np.maximum(host[unmarked], 1.0), 1.0),
     )

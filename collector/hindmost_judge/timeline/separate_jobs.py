@@ -141,8 +141,8 @@ def membership_change(run: Run, settings: Settings) -> MembershipChange | None:
         return None
     moment = max(last[rank] for rank in left)
     theirs = np.isin(steps["rank"], left)
-    before = replace(run, **_chosen(run, _ENTERED, lambda table: table["start_ns"] < moment))
-    return MembershipChange(tuple(left), int(steps["step"][theirs].max()), before, _since(run, moment, left))
+    earlier = replace(run, **_chosen(run, _ENTERED, lambda table: table["start_ns"] < moment))
+    return MembershipChange(tuple(left), int(steps["step"][theirs].max()), earlier, _since(run, moment, left))
 
 
 def _since(run: Run, moment: int, left: list[int]) -> Run:

@@ -16,7 +16,7 @@ from hindmost_judge.detect import straggler
 from hindmost_judge.stats.robust import ENOUGH_STEPS, median
 from hindmost_judge.verdict.schema import STOPS, UNSURE, Slowed, Verdict
 from hindmost_judge.verdict.whole_job import costing, until
-from hindmost_judge.verdict.wording import called, ms, names, percent
+from hindmost_judge.verdict.wording import called, duration, ms, names, percent
 from hindmost_judge.whatif import savings
 
 if TYPE_CHECKING:
@@ -82,18 +82,15 @@ def slowed_note(slowed: Slowed | None, found: Sequence[Verdict]) -> list[str]:
     """The sentence on it next to verdicts ``found``, without what they cost; that on a job slow for good says it."""
     if slowed is None or with_slowed(found, slowed) != list(found):
         return []
-    longer = slowed.step_ms / slowed.was_ms - 1
-    when = f"at step {slowed.since_step}"
-    if slowed.until_step is not None:
-        when = f"from step {slowed.since_step} to {slowed.until_step}"
-    levels = f"{ms(slowed.was_ms * 1e6)} before, {ms(slowed.step_ms * 1e6)} then"
+    since, until = slowed.since_step, slowed.until_step
+    when = f"since step {since} steps take" if until is None else f"steps {since} to {until} took"
     named = any(verdict.cost_ms_per_step and verdict.kind not in ("input_bound", "host_bound") for verdict in found)
-    levels += ", without the cost of the verdicts" if named else ""
-    steps = [f"steps became {percent(longer)} longer on all ranks {when} ({levels})"]
-    return ["; ".join([*steps, *_why(slowed, found)])]
+    rest = ", COST not counted" if named else ""
+    longer = f"{duration(slowed.step_ms)} instead of {duration(slowed.was_ms)} on every rank{rest}"
+    return ["; ".join([f"{when} {longer}", *_why(slowed)])]
 
 
-def _why(slowed: Slowed, found: Sequence[Verdict]) -> list[str]:
+def _why(slowed: Slowed) -> list[str]:
     """Which phases grew, and whether the work did."""
     largest = sorted(slowed.phases_ms.items(), key=lambda one: -one[1])
     phases, within = (
@@ -101,8 +98,7 @@ def _why(slowed: Slowed, found: Sequence[Verdict]) -> list[str]:
         for part in ([one for one in largest if (one[0] in _WITHIN) is inside] for inside in (False, True))
     )
     grown = f"{phases}; of that {within}" if phases and within else phases or within
-    alone = any(one.kind == "insufficient_data" for one in found)
-    why = [f"longer{'' if alone else ' on every rank'}: {grown}"] if grown else []
+    why = [f"longer: {grown}"] if grown else []
     if slowed.more_work is not None:
         why.append(f"a step has {percent(slowed.more_work)} more samples or tokens since then")
     return why
@@ -112,7 +108,7 @@ def with_slowed(found: Sequence[Verdict], slowed: Slowed | None) -> list[Verdict
     """A job without a slow rank, or of one rank, that became slower for good, and why."""
     if slowed is None or slowed.until_step is not None:
         return list(found)
-    why = _why(slowed, found)
+    why = _why(slowed)
     advice = f"find what changed at step {slowed.since_step}: data, clocks, other jobs on the nodes"
     return [
         replace(one, evidence=(*why, *one.evidence), advice=(advice, *(one.advice if one.kind != "balanced" else ())))

@@ -28,7 +28,7 @@ def of(run: Run, last_step: int | None = None) -> tuple[str | None, str | None]:
 
     ``None`` where it ended well or that is unknown, and where nothing more is to be seen.
 
-    ``last_step`` is the last one that all ranks took part in, of a job that logs none.
+    ``last_step`` is the last one that all ranks took part in, of a rank that logged none.
 
     A training process that closed its ring left in order, also where its exit code was not 0. In a job that was
     asked to end no rank is named: its processes are killed in any order.

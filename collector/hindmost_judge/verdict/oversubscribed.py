@@ -106,6 +106,8 @@ def _verdict_on_binding(
 
 #: Causes that are the scheduler's doing where ranks share CPUs.
 _SCHEDULING = ("cpu_contention", "unknown")
+#: A rank takes so many times its CPU time where that is worth a word.
+_STRETCHED = 1.5
 #: A stall is computing if CPU time is this share of it; else it is queueing, which computing has to join.
 _COMPUTED = 0.5
 #: A rank that delays the others by a smaller share of the step is not reported: the scheduler's turns alone make that.
@@ -147,13 +149,30 @@ def on_shared_cpus(
     ]
     by_sleep = [one.verdict for one in slept if not _in(asking, one.verdict.ranks)]
     found = [_at_most(one, blocks, shared) for one in [*asking, *by_sleep]]
-    sentence = str(shared)
+    sentence = f"{shared}: chance decides who arrives last; ranks are judged by {_measure(blocks, asking)}"
     if not found:
+        sentence = str(shared)
         found = [_at_most(verdict, blocks, shared) for verdict in late if verdict.cause not in _SCHEDULING]
         by_itself = {one.ranks for one in found}
         sentence += _not_named([verdict for verdict in late if verdict.ranks not in by_itself], blocks, settings)
     more = [verdict for verdict in other_stalls(found, stalls, blocks, settings) if verdict.cause not in _SCHEDULING]
     return found + [verdict for verdict in more if not _in(by_sleep, verdict.ranks)], [*notes, *hidden, sentence]
+
+
+def _measure(blocks: Blocks, asking: Sequence[Verdict]) -> str:
+    """What ranks are compared by, those ``asking`` for more CPU time by that; and what a ms of it may take.
+
+    While a rank computes longer, those that wait for it may keep the CPUs busy, and so do other processes. Then each ms
+    of CPU time takes as long as the others' does; else it takes a ms.
+    """
+    needs, queue = blocks.parts.get("self_cpu"), blocks.parts.get("self_runqueue")
+    if not asking:
+        return "time off the CPU"
+    if needs is None or queue is None:
+        return "CPU time"
+    used, queued = (float(np.nan_to_num(median(median(part, axis=1)))) for part in (needs, queue))
+    times = (used + queued) / max(used, 1.0)
+    return f"CPU time, 1 ms of which costs 1 to {times:.0f} ms" if times >= _STRETCHED else "CPU time"
 
 
 def other_stalls(found: list[Verdict], stalls: list[Stalls], blocks: Blocks, settings: Settings) -> list[Verdict]:

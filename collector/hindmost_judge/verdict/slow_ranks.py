@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hindmost_judge.causes import backward, cpu_wait, loading, why_late
+from hindmost_judge.causes.cpu_sharing import NEEDS
 from hindmost_judge.detect import straggler
 from hindmost_judge.stats.robust import median, peers_median
 from hindmost_judge.timeline import cohorts
@@ -240,7 +241,8 @@ def _cost(
         replayed = float(by_step[change.steps].mean()) + held_up
         seen = change.cost(replayed, waited, savings.others_grew(blocks, rows, span))
         cost *= seen / replayed if replayed > 0 else 1.0  # others may hide it in steps that cannot be compared
-    return cost, [*wording.held_up(held_up), *wording.longer_than_replayed(change, cost)]
+    estimated = wording.estimated(cost, saved, change) if blocks.evidence == NEEDS else []
+    return cost, [*wording.held_up(held_up), *(estimated or wording.longer_than_replayed(change, cost))]
 
 
 def _ranged(slowdowns: list[Slowdown], before: list[Slowdown], blocks: Blocks) -> list[str]:

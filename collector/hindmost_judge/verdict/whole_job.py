@@ -207,6 +207,8 @@ def of_job(
         return []
     replayed = None if seen is None else efficiency.cost(seen, "input", blamed)
     cost = typical * average(blocks.period) if replayed is None else replayed
+    if cost < settings.input_bound * average(blocks.period):  # the last rank, which all wait for, hardly waits for it
+        return []
     waits, for_cpu = float(median(median(blocks.parts["input"][left], axis=1))), float(median(queued[left]))
     without = f"; {percent(for_cpu)} of that is waiting for a CPU, which COST leaves out" if for_cpu >= 0.01 else ""
     who = "the typical rank" if len(blocks.ranks) > 1 else names(blocks.ranks.tolist())

@@ -290,6 +290,13 @@ def longer_than_replayed(change: StepTimeChange | None, saved: float) -> list[st
     return [f"steps became {ms(change.longer)} longer then; the delay explains only a part of it"]
 
 
+def estimated(cost: float, alone: float, change: StepTimeChange | None) -> list[str]:
+    """That CPU time costs more than it takes, ns a step: its rank shares CPUs, so it delays the others' work, too."""
+    if change is None or cost <= _MORE * alone:
+        return []
+    return [f"COST is an estimate: CPU time alone explains {ms(alone)}, and steps became {ms(change.longer)} longer"]
+
+
 #: Where a repair saves less than this share of the delay, and work is uneven, evidence says what hides the rest.
 _HIDDEN_BY_WORK = 0.5
 
@@ -480,7 +487,7 @@ _NEARLY_ALWAYS = 0.75
 #: What would say whether a rank is slow, and why.
 TELLING = (f"let the job run for more steps; while it runs, see where each rank is: {attach()}",)
 #: What to do about CPUs that other processes use.
-STOP_OTHERS = "stop the other processes (`top` lists them), or reserve whole nodes"
+STOP_OTHERS = "stop the other processes (the system's `top` lists them), or reserve whole nodes"
 
 
 def telling_on_shared_cpus(use: Mapping[str, CpuUse], fewer: str) -> tuple[str, ...]:
@@ -491,8 +498,6 @@ def telling_on_shared_cpus(use: Mapping[str, CpuUse], fewer: str) -> tuple[str, 
     return (f"{do}; then see which rank comes last",)
 
 
-#: How the evidence begins where ranks hardly differ.
-_ALIKE = "ranks keep pace: "
 #: How the evidence begins that says what ranks wait though none is slow.
 RANKS_WAIT = "ranks wait"
 
@@ -509,12 +514,12 @@ def balanced(
     share = most / blocks.step_ns
     judged, sure = _how_surely(share, least)
     unequal = wasted > 0.05 * blocks.step_ns
-    pace = _ALIKE if share < _NOTHING and not unequal else ""
-    last = f"{pace}rank {int(blocks.ranks[row])} typically comes last, {percent(share)} of a step after its peers"
+    last = f"rank {int(blocks.ranks[row])} typically comes last, {percent(share)} of a step after its peers"
     lasts = or_zero(blocks.last).mean(axis=1)
     as_often = bool(lasts.any() and (np.delete(lasts, row) >= _AS_OFTEN * lasts[row]).any())  # another rank is last
     last = "" if sure and (share < _SHOWN or as_often) else last
-    found = [f"{last}: {judged}"] if last else []
+    pace = "ranks keep pace: " if share < _NOTHING and not unequal else ""
+    found = [f"{pace}{last}: {judged}"] if last else []
     latest = waited_for_most(blocks) if needs is None and blocks.pipeline is None and sure else None
     often, caused = (0.0 if latest is None else average(block[latest]) for block in (blocks.last, blocks.caused))
     if latest is not None and often > _MOSTLY and caused >= max(_MUCH, least) * blocks.step_ns:
@@ -573,7 +578,7 @@ def _last_on_shared_cpus(blocks: Blocks, last: str, *, queued: bool) -> tuple[st
     often = float(np.nanmean(blocks.last[row])) if row is not None else 0.0
     unsure = row is not None and not queued and float(median(blocks.delay[row])) >= _MUCH * blocks.step_ns
     if row is None or (often < _NEARLY_ALWAYS and not unsure):
-        return f"{last.removeprefix(_ALIKE)}: the scheduler's doing, since ranks share CPUs" if last else "", True
+        return f"{last}: the scheduler's doing, since ranks share CPUs" if last else "", True
     late = f"rank {int(blocks.ranks[row])} is last to arrive in {percent(often)} of the collectives"
     if queued:
         return f"{late}, waiting for a CPU: check its binding, quota and priority", True

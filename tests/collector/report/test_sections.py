@@ -262,7 +262,7 @@ def test_a_step_without_input_is_shorter_by_the_cost_of_input(queued: float) -> 
     run, found, report = judged("input-bound")
     seen = replace(found.overview, queued=np.full(4, queued))
     blocks = build_blocks.build(run, DEFAULT)
-    (verdict,) = of_job(blocks, DEFAULT, (), seen)
+    (verdict,) = of_job(blocks, replace(DEFAULT, input_bound=0.1), (), seen)
     was, free, *_ = section_rows.of(run, report, seen, ("limits",))["limits"]["if_free"]
     assert free["without"] == "input were free"
     assert was["step_ms"] - free["step_ms"] == pytest.approx(verdict.cost_ms_per_step)

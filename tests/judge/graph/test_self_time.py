@@ -169,6 +169,22 @@ def test_a_host_that_takes_long_and_stays_ahead_waits() -> None:
 
 
 @pytest.mark.parametrize("waits", WAITS)
+def test_work_in_steps_that_a_host_did_not_log_is_within_its_bounds(waits: str) -> None:
+    """One logs three of four steps; all work half as long again in the others, which its own steps do not show."""
+    own = work(4, 120)
+    own[INPUT, 2] += 6.0
+    own[:, :, ::4] *= 1.5
+    timeline = run(own, 5.0, waits=waits)
+    spent = timeline.spent.copy()
+    spent[:, 1, ::4] = np.nan
+    timeline = replace(timeline, spent=spent)
+    lanes = self_time.with_unmarked_work(timeline, self_time.build_lanes(timeline))
+    assert (lanes.least <= lanes.host).all()
+    assert (lanes.host <= lanes.most).all()
+    assert lanes.host[:, 1, ::4].sum(axis=0).mean() / MS == pytest.approx(58.5, rel=0.1)
+
+
+@pytest.mark.parametrize("waits", WAITS)
 def test_the_replay_gives_the_steps_as_they_were_and_as_they_would_be(waits: str) -> None:
     """Replayed with all it takes the observed time; with the slow host at its peers' pace, what such a job takes."""
     own = work(4, 120)

@@ -88,7 +88,8 @@ def test_a_rank_that_sleeps_is_late_for_no_want_of_a_cpu(spinning: bool) -> None
     assert said(report) == [("straggler", (1,), "unknown")]
     assert any("slept or was blocked for 30" in one for one in report.verdicts[0].evidence)
     assert "what it waited for off the CPU was not measured" in report.verdicts[0].evidence
-    assert report.notes == ("4 ranks share the 2 CPUs of node0",)
+    by = "chance decides who arrives last; ranks are judged by time off the CPU"
+    assert report.notes == (f"4 ranks share the 2 CPUs of node0: {by}",)
 
 
 def test_a_rank_that_sleeps_and_computes_a_little_more_costs_what_it_sleeps() -> None:
@@ -121,7 +122,8 @@ def test_where_none_sleeps_no_rank_is_named_for_a_queue_that_other_programs_make
 
 
 @pytest.mark.parametrize(
-    ("others", "do"), [(1.9, "stop the other processes (`top` lists them)"), (0.3, "start at most 1 rank per node")]
+    ("others", "do"),
+    [(1.9, "stop the other processes (the system's `top` lists them)"), (0.3, "start at most 1 rank per node")],
 )
 def test_what_to_do_follows_from_who_uses_the_cpus(others: float, do: str) -> None:
     """Where other processes use more of them than the 1.5 that ranks use, fewer ranks would not help."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hindmost_collector.report import text
+from hindmost_collector.report import columns, text
 from hindmost_judge.judge import judge
 from hindmost_judge.model import Run
 from hindmost_judge.verdict import advice
@@ -204,3 +204,19 @@ def test_more_ranks_than_cpus_come_first_where_no_rank_can_be_cleared() -> None:
     assert shown.count("share the 2 CPUs") == 1
     report["job"]["bound"] = {"by": "cpu", "evidence": "the typical rank waits for a CPU 60 % of the time"}
     assert "LIMITED BY" in text.render(report, width=200).splitlines()[1]
+
+
+def test_what_cpu_time_costs_on_shared_cpus_is_an_estimate_and_the_note_says_in_what_bounds() -> None:
+    """From step 60 on rank 1 computes 4 ms more, and gets a CPU for half of the time: steps are 8 ms longer."""
+    faults = [{"rank": rank, "runqueue": 8.0} for rank in range(4)] + [
+        {"rank": 1, "compute": 4.0, "runqueue": 4.0, "from": 60}
+    ]
+    report = judge(make(Load(ranks=4, steps=200, cpus=2, noise=0.5, faults=faults)))
+    (found,) = report.verdicts
+    assert (found.ranks, found.cause) == ((1,), "compute")
+    assert found.cost_ms_per_step == pytest.approx(8.0, rel=0.1)
+    assert any(line.startswith("COST is an estimate: CPU time alone explains") for line in found.evidence)
+    (note,) = report.notes
+    assert note.endswith("chance decides who arrives last; ranks are judged by CPU time, 1 ms of which costs 1 to 2 ms")
+    titles, _ = columns.table(report.to_dict()["ranks"], 80, columns.deciding(report.to_dict()))
+    assert titles[:2] == ["rank", "CPU time"]

@@ -257,6 +257,14 @@ def test_slow_input_of_all_is_reported_with_a_rank_whose_input_is_slower(share: 
     assert sorted(kind for kind, _, _ in found(run)) == sorted(kinds)
 
 
+@pytest.mark.parametrize(("computes", "kinds"), [(0.0, ["input_bound"]), (2.0, ["input_bound"]), (5.9, ["balanced"])])
+def test_input_that_only_ranks_wait_for_that_come_early_limits_no_job(computes: float, kinds: list[str]) -> None:
+    """Three ranks wait 6 ms for input, and the last one computes longer instead: a faster loader saves the rest."""
+    waits = [{"rank": rank, "input": 6.0} for rank in range(3)]
+    run = make(Load(kind="torch", faults=[*waits, {"rank": 3, "input": 6.0 - computes, "compute": computes}]))
+    assert [kind for kind, _, _ in found(run)] == kinds
+
+
 def test_a_long_input_is_no_want_of_a_cpu() -> None:
     """Where ranks share CPUs, a rank that waits in its own marked input is late for that."""
     run = make(Load(ranks=3, steps=120, cpus=2, faults=[{"rank": 1, "blocked": 26.0}]))

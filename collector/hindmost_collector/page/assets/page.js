@@ -355,7 +355,7 @@ function showMap() {
   line.show(steps.columns, whatIf.ideal_step_ms, intervals);
   const entries = [["--forward", "median step"]];
   if (steps.columns.p99_ms.some((one, at) => one > steps.columns.step_ms[at])) entries.push(["--sync", "slowest 1 %"]);
-  if (known(whatIf.ideal_step_ms)) entries.push(["--ok", "ideal: all ranks alike, " + milliseconds(whatIf.ideal_step_ms)]);
+  if (known(whatIf.ideal_step_ms)) entries.push(["--ok", "ideal, no rank ever late: " + milliseconds(whatIf.ideal_step_ms)]);
   if (intervals.some(one => one.since <= steps.columns.last)) entries.push(["--warn", "verdict holds"]);
   if (steps.columns.checkpoint.length) entries.push(["--soft", "checkpoint"]);
   find("legend").replaceChildren(...entries.map(([colour, text]) => keyEntry(text, colour)));
@@ -469,7 +469,7 @@ function showTable(again = false) {
   const means = shown(), whole = now.steps && now.steps.whole;
   const of = means && now.steps.chosen && whole.steps !== means.steps;
   setText(find("which"), !means ? "medians of the report: no steps are known" :
-    of ? "means of steps " + means.first + " to " + means.last + "; small: of all steps" : "means of steps " + means.first + " to " + means.last);
+    "means of steps " + means.first + " to " + means.last + (of ? "; small: of all steps" : "") + "; text reports have medians");
 }
 
 // Whether any rank is known to have a GPU.
