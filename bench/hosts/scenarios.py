@@ -240,14 +240,47 @@ def script(scene: Scene, one: str) -> list[str]:
     return ["sh", str(scene.folder / "job.sh")]
 
 
+#: What gloo needs here.
+GLOO = {"GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1"}
+
+
+def torchrun(scene: Scene) -> list[str]:
+    """That of one host; they meet by a rendezvous."""
+    words = ["--nnodes", "2", "--nproc-per-node", "2", "--rdzv-backend", "c10d", "--rdzv-id", "7"]
+    python = [str(scene.settings.torch), "-m", "torch.distributed.run"]
+    return [*python, *words, "--rdzv-endpoint", "node-a:29500", *scene.rank("gloo", 300)]
+
+
 def run_torchrun(scene: Scene) -> dict[str, Any]:
-    """One on each host, which meet by a rendezvous."""
-    python = scene.settings.torch
-    one = f"{python} -m torch.distributed.run --nnodes 2 --nproc-per-node 2 --rdzv-backend c10d --rdzv-id 7 "
-    one += f"--rdzv-endpoint node-a:29500 {' '.join(scene.rank('gloo', 300))}"
-    command = script(scene, one)
-    more = {"PBS_NODEFILE": str(scene.folder / "nodes"), "GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1"}
-    return _names_the_slow(scene.ended(scene.start(*command, **more)))
+    """One on each host, which a script starts."""
+    more = {"PBS_NODEFILE": str(scene.folder / "nodes"), **GLOO}
+    return _names_the_slow(scene.ended(scene.start(*script(scene, " ".join(torchrun(scene))), **more)))
+
+
+def run_torchrun_under_mpirun(scene: Scene) -> dict[str, Any]:
+    """One on each host, which mpirun starts."""
+    words = ["mpirun", "--bind-to", "none", "--prtemca", "plm_ssh_agent", scene.net.agent, "--host", "node-a,node-b"]
+    return _names_the_slow(scene.ended(scene.start(*words, "--map-by", "ppr:1:node", *torchrun(scene), **GLOO)))
+
+
+def run_each(scene: Scene) -> dict[str, Any]:
+    """A ``hindmost run`` on each host, and one report of both: each recording has the ranks of its host."""
+    runs = [scene.folder / f"run-{host}" for host in HOSTS]
+    options = ["run", "--job-id", "hosts", "--out"]
+    started = [
+        scene.popen([scene.net.on(host), *HINDMOST, *options, str(run), "--", *torchrun(scene)], **GLOO)
+        for host, run in zip(HOSTS, runs, strict=True)
+    ]
+    for one in started:
+        one.communicate(timeout=PATIENCE_S)
+    exits = [one.returncode for one in started]
+    alone = [_in_words(json.loads((run / "report.json").read_text())) for run in runs]
+    assert [(one["nodes"], one["ranks"]) for one in alone] == [(1, 2), (1, 2)], alone
+    both = scene.popen([*HINDMOST, "report", *map(str, runs), "--format", "json"]).communicate()[0]
+    found = {"exit": max(exits), **_in_words(json.loads(both)), "steps": {"marked": sum(scene.marked().values())}}
+    assert (found["exit"], found["nodes"], found["ranks"]) == (0, 2, RANKS), found
+    assert str(SLOW_RANK) in found["verdict"].split(" ")[-1].split(","), found
+    return found
 
 
 def run_horovodrun(scene: Scene) -> dict[str, Any]:
@@ -427,6 +460,8 @@ def cases(settings: Settings) -> dict[str, Case]:
         "openmpi4": Case("mpirun of Open MPI 4", run_open_mpi_4, needs=(DEBIAN_MPI, DEBIAN_LIBMPI)),
         "mpich": Case("mpirun of MPICH", run_mpich, needs=(str(settings.mpich / "bin/mpirun"),)),
         "torchrun": Case("torchrun, rendezvous c10d", run_torchrun, needs=torch),
+        "torchrun2": Case("torchrun on each host by mpirun", run_torchrun_under_mpirun, needs=("mpirun", *torch)),
+        "each": Case("hindmost run on each host, one report", run_each, needs=torch),
         "horovodrun": Case("horovodrun over gloo, one disk", run_horovodrun, shared=True, needs=torch),
         "ipv6": Case("IPv6 alone", run_script, kind="v6"),
         "two": Case("hosts meet on the second interface", run_script, kind="two"),
