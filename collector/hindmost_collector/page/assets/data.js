@@ -102,7 +102,7 @@ class File {
     if (!this.data.steps) return null;
     const heat = by === "stage" && this.data.by_stage ? this.data.by_stage : this.data.steps.heat;
     const found = stepsOf({ ...this.data.steps, heat, by });
-    if (range) found.chosen = this.means(range) || found.whole;
+    if (range && this.cube) found.chosen = this.means(range) || found.whole;
     return found;
   }
 
