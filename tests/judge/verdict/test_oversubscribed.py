@@ -207,9 +207,9 @@ def test_more_ranks_than_cpus_come_first_where_no_rank_can_be_cleared() -> None:
 
 
 def test_what_cpu_time_costs_on_shared_cpus_is_an_estimate_and_the_note_says_in_what_bounds() -> None:
-    """From step 60 on rank 1 computes 4 ms more, and gets a CPU for half of the time: steps are 8 ms longer."""
+    """From step 40 on rank 1 computes 4 ms more, and gets a CPU for half of the time: steps are 8 ms longer."""
     faults = [{"rank": rank, "runqueue": 8.0} for rank in range(4)] + [
-        {"rank": 1, "compute": 4.0, "runqueue": 4.0, "from": 60}
+        {"rank": 1, "compute": 4.0, "runqueue": 4.0, "from": 40}
     ]
     report = judge(make(Load(ranks=4, steps=200, cpus=2, noise=0.5, faults=faults)))
     (found,) = report.verdicts
