@@ -173,8 +173,7 @@ def _verdict(report: Mapping[str, Any], one: Mapping[str, Any]) -> RenderedVerdi
     if why and (what.endswith(why[0]) or why[0].startswith(TWO_CAUSES)):  # the head says it already
         why = why[1:]
     if why and one["kind"] in _OF_SOME and one["ranks"] and (when := _when(one)):
-        begun = f"since step {one['since_step']}" if one.get("until_step") is None else when
-        why = (f"{begun}, {why[0]}", *why[1:])
+        why = (f"{when}, {why[0]}", *why[1:])
     return RenderedVerdict(kind, head, what, sure, cost, why, columns.place(report, one), do)
 
 
@@ -333,7 +332,8 @@ _OF_SOME = ("straggler", "intermittent", "slow_link")
 
 def _when(one: Mapping[str, Any]) -> str:
     """Of which steps the numbers of a verdict are; empty where it held in all."""
-    return "in these steps" if one.get("until_step") is not None else "since then" if one.get("since_step") else ""
+    since = one.get("since_step")
+    return "in these steps" if one.get("until_step") is not None else f"since step {since}" if since else ""
 
 
 def _cost(one: Mapping[str, Any]) -> str:
@@ -341,8 +341,7 @@ def _cost(one: Mapping[str, Any]) -> str:
     cost, share = one.get("cost_ms_per_step"), one.get("cost_ratio")
     if cost is None:
         return ""
-    when, begun = f" {_when(one)}".rstrip(), one.get("since_step")
-    when = f" since step {begun}" if begun and one.get("until_step") is None else when
+    when = f" {_when(one)}".rstrip()
     before = one.get("given") or ()
     if not share:
         return f"{duration(cost)} per step{when}"

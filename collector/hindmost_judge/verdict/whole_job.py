@@ -193,8 +193,8 @@ def of_job(
     inputs = blocks.parts.get("input")
     if inputs is None:
         return []
-    shares = loading.queued(blocks)
-    queued = np.zeros(len(inputs)) if shares is None else shares
+    made = loading.of(blocks)
+    queued = np.zeros(len(inputs)) if made is None else made.shares["cpu_contention"]
     inputs = inputs * (1.0 - queued[:, None])  # no loader shortens what the scheduler makes of it
     alike = blocks.lanes is None  # of lanes the own work of each host is known, a named one's too
     blamed = [rank for verdict in named if verdict.cause == "input" and alike for rank in verdict.ranks]
@@ -224,7 +224,7 @@ def of_job(
             evidence=(
                 f"{who} waits {ms(waits)} of {ms(blocks.step_ns)} per step for input{without}",
                 *_of_cost(cost, waits * (1.0 - for_cpu)),
-                *_of_storage(loading.of(blocks), blocks, np.flatnonzero(left)),
+                *_of_storage(made, blocks, np.flatnonzero(left)),
             ),
         )
     ]
