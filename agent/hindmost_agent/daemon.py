@@ -360,8 +360,8 @@ def serve(
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="hindmost agent: %(message)s")
     raise_open_file_limit()
     set_up_allocator()
-    held = lock(settings.ring_dir) if settings.ring_dir is not None else None
-    if settings.ring_dir is not None and held is None:
+    ring_lock = lock(settings.ring_dir) if settings.ring_dir is not None else None
+    if settings.ring_dir is not None and ring_lock is None:
         log.info("another agent already reads %s; nothing to do", settings.ring_dir)
         return 0
     try:
@@ -373,8 +373,8 @@ def serve(
         log.info("cannot remove old rings or spools: %s", error)
     service = Daemon(settings, monotonic_ns)
     reason = asyncio.run(service.run())
-    if held is not None:
-        os.close(held)
+    if ring_lock is not None:
+        os.close(ring_lock)
     # Looked for without the lock: a rank makes its ring before it asks for the lock, so one that found it held is seen
     # here, and one that found it free has started an agent.
     if reason in SILENCE and service.awaited():

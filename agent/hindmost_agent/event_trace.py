@@ -37,10 +37,10 @@ def trace(paths: Iterable[Path], rank: int, first: int, last: int) -> bytes:
     Where the rings do not hold these steps any more, or the job marks none: the latest events that they hold. The field
     ``window`` says which it is.
     """
-    held = [item for path in paths for item in _events_in_ring(path)]
-    chosen = _within(held, first, last)
-    window = {"first_step": first, "last_step": last} if chosen else {"latest_events": min(len(held), MOST)}
-    chosen = sorted(chosen or held, key=lambda item: item[1].start_ns)[-MOST:]
+    recorded = [item for path in paths for item in _events_in_ring(path)]
+    chosen = _within(recorded, first, last)
+    window = {"first_step": first, "last_step": last} if chosen else {"latest_events": min(len(recorded), MOST)}
+    chosen = sorted(chosen or recorded, key=lambda item: item[1].start_ns)[-MOST:]
     events = [_entry(producer, rank, event) for producer, event in chosen]
     return json.dumps({"traceEvents": events, "window": window}, separators=(",", ":")).encode()
 
@@ -74,13 +74,13 @@ def _on_host_clock(events: list[ring.Event]) -> list[ring.Event]:
     return placed
 
 
-def _within(held: Held, first: int, last: int) -> Held:
+def _within(events: Held, first: int, last: int) -> Held:
     """What began within these steps' first start and last end; nothing where none of them is held."""
-    steps = [event for _, event in held if event.kind == ring.STEP and first <= event.seq <= last]
+    steps = [event for _, event in events if event.kind == ring.STEP and first <= event.seq <= last]
     if not steps:
         return []
     begin, end = min(e.start_ns for e in steps), max(e.start_ns + e.duration_ns for e in steps)
-    return [item for item in held if begin <= item[1].start_ns < end]
+    return [item for item in events if begin <= item[1].start_ns < end]
 
 
 def _entry(producer: str, rank: int, event: ring.Event) -> dict[str, Any]:

@@ -358,8 +358,8 @@ def with_thresholds(recorded: Mapping[str, Any], values: Mapping[str, float]) ->
     """
     known = {one.name: one for one in fields(Settings)}
     recorded = {RENAMED.get(name, name): value for name, value in recorded.items()}
-    kept = {name: value for name, value in recorded.items() if name in known and _fits(value, known[name])}
-    settings = Settings(**{**kept, **values})
+    valid = {name: value for name, value in recorded.items() if name in known and _fits(value, known[name])}
+    settings = Settings(**{**valid, **values})
     if settings.hang_way_seconds >= settings.hang_seconds:
         way, least = settings.hang_way_seconds, settings.hang_seconds
         raise UsageError(f"hang_way_seconds is {way:g}: less than hang_seconds, which is {least:g}")

@@ -90,7 +90,7 @@ def find(run: Run, most: int | None = None) -> list[Traffic]:
         "sent": np.add.reduceat(np.maximum(size, 0), starts) * known,
         "moved": _on_a_link(run, names, code[starts], members, on_gpu) * largest * calls * known,
     }
-    held = {name: np.bincount(which, values, count) for name, values in sums.items()}
+    totals = {name: np.bincount(which, values, count) for name, values in sums.items()}
     least, most_ = np.full(count, np.iinfo(np.int64).max), np.full(count, -1)
     np.minimum.at(least, which, np.minimum.reduceat(size, starts))
     np.maximum.at(most_, which, largest)
@@ -100,7 +100,7 @@ def find(run: Run, most: int | None = None) -> list[Traffic]:
     alone = np.bincount(which, calls * (blocking & ~on_gpu), count)
     found = []
     for at in range(count):
-        measured, short = float(held["calls"][at]), float(held["shortest"][at])
+        measured, short = float(totals["calls"][at]), float(totals["shortest"][at])
         sized, timed = int(most_[at]) >= 0, measured > 0
         moved = timed and short > 0 and int(most_[at]) > 0
         found.append(
@@ -113,11 +113,11 @@ def find(run: Run, most: int | None = None) -> list[Traffic]:
                 group=group_of[at],
                 groups=len(np.unique(comm[starts][which == at])),
                 calls=int(every[at]),
-                took_ms=float(held["took"][at] / held["timed"][at]) / 1e6 if held["timed"][at] else None,
-                wait_ms=(float(held["whole"][at]) - short) / measured / 1e6 if timed else None,
+                took_ms=float(totals["took"][at] / totals["timed"][at]) / 1e6 if totals["timed"][at] else None,
+                wait_ms=(float(totals["whole"][at]) - short) / measured / 1e6 if timed else None,
                 transfer_ms=short / measured / 1e6 if timed else None,
-                bandwidth=float(held["sent"][at]) / short * 1e9 if moved else None,
-                bus_bandwidth=float(held["moved"][at]) / short * 1e9 if moved else None,
+                bandwidth=float(totals["sent"][at]) / short * 1e9 if moved else None,
+                bus_bandwidth=float(totals["moved"][at]) / short * 1e9 if moved else None,
                 exposed=1.0 if alone[at] == every[at] else None,
             )
         )
@@ -203,15 +203,15 @@ def _on_a_link(run: Run, names: list[str], code: Array, members: Ints, on_gpu: A
     part = others / np.maximum(members, 1)
     found = np.ones(len(code))
     for number, name in enumerate(plain):
-        held = code == number
+        mask = code == number
         if "allreduce" in name or name == "ddpsync":
-            found[held] = 2 * part[held]
+            found[mask] = 2 * part[mask]
         elif "allgather" in name:
-            found[held] = others[held]
+            found[mask] = others[mask]
         elif "reducescatter" in name:
-            found[held] = np.where(on_gpu & (run.job.source == Job.source), others, part)[held]
+            found[mask] = np.where(on_gpu & (run.job.source == Job.source), others, part)[mask]
         elif "alltoall" in name:
-            found[held] = part[held]
+            found[mask] = part[mask]
     return found
 
 
@@ -250,8 +250,8 @@ CYCLES = "horovod_cycle"
 def horovod_notes(run: Run) -> list[str]:
     """One sentence on the mean cycle, which adds to the wait for every tensor; none where it was not measured."""
     table = run.intervals
-    held = np.flatnonzero((table["name"] == CYCLES) & (table["duration_ns"] > 0) & (table["value"] > 0))
-    if not len(held):
+    indices = np.flatnonzero((table["name"] == CYCLES) & (table["duration_ns"] > 0) & (table["value"] > 0))
+    if not len(indices):
         return []
-    cycle_ms = np.sum(table["duration_ns"][held]) / np.sum(table["value"][held]) / 1e6
+    cycle_ms = np.sum(table["duration_ns"][indices]) / np.sum(table["value"][indices]) / 1e6
     return [f"a Horovod cycle takes {cycle_ms:.1f} ms; ready tensors wait for the next one"]

@@ -101,7 +101,7 @@ def together(parts: Sequence[Overview]) -> Overview:
     if len(parts) == 1:
         return parts[0]
     steps = reduce(np.intersect1d, [one.steps for one in parts])
-    held = [np.searchsorted(overview.steps, steps) for overview in parts]
+    places = [np.searchsorted(overview.steps, steps) for overview in parts]
     names = dict.fromkeys(name for overview in parts for name in overview.planes)
 
     def plane(one: Overview, name: str, columns: Ints) -> Floats:
@@ -109,7 +109,7 @@ def together(parts: Sequence[Overview]) -> Overview:
         return np.full((len(one.ranks), len(steps)), np.nan) if found is None else found[:, columns]
 
     blocks = {
-        name: np.concatenate([plane(one, name, at) for one, at in zip(parts, held, strict=True)]) for name in names
+        name: np.concatenate([plane(one, name, at) for one, at in zip(parts, places, strict=True)]) for name in names
     }
     ranks = np.concatenate([overview.ranks for overview in parts])
     queued = [np.zeros(len(one.ranks)) if one.queued is None else one.queued for one in parts]
@@ -118,12 +118,12 @@ def together(parts: Sequence[Overview]) -> Overview:
     return Overview(
         ranks=ranks[order],
         steps=steps,
-        period=np.max([one.period[at] for one, at in zip(parts, held, strict=True)], axis=0),
+        period=np.max([one.period[at] for one, at in zip(parts, places, strict=True)], axis=0),
         cohort=np.concatenate(roles)[order],
         planes={name: block[order] for name, block in blocks.items()},
         on_gpu=parts[0].on_gpu,
         gathers=any(overview.gathers for overview in parts),
-        checkpoint=np.any([one.checkpoint[at] for one, at in zip(parts, held, strict=True)], axis=0),
+        checkpoint=np.any([one.checkpoint[at] for one, at in zip(parts, places, strict=True)], axis=0),
         overlapped=any(overview.overlapped for overview in parts),
         queued=np.concatenate(queued)[order],
     )

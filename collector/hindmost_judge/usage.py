@@ -34,11 +34,11 @@ def of_steps(run: Run, seen: Overview | Blocks | None) -> tuple[int, int] | None
     table = run.steps
     if seen is None or not len(seen.steps) or not rows(table):
         return None
-    held = (table["step"] >= seen.steps[0]) & (table["step"] <= seen.steps[-1]) & (table["duration_ns"] > 0)
-    if not held.any():
+    mask = (table["step"] >= seen.steps[0]) & (table["step"] <= seen.steps[-1]) & (table["duration_ns"] > 0)
+    if not mask.any():
         return None
-    start = table["start_ns"][held]
-    return int(start.min()), int((start + table["duration_ns"][held]).max())
+    start = table["start_ns"][mask]
+    return int(start.min()), int((start + table["duration_ns"][mask]).max())
 
 
 #: Whose a series is: a rank's number, a GPU's name or a node's.
@@ -156,9 +156,9 @@ def spread(values: Array) -> tuple[float, int, float, float, int] | None:
     known = np.flatnonzero(~np.isnan(values))
     if not len(known):
         return None
-    held = values[known]
-    low, high = int(known[held.argmin()]), int(known[held.argmax()])
-    return float(values[low]), low, float(np.median(held)), float(values[high]), high
+    measured = values[known]
+    low, high = int(known[measured.argmin()]), int(known[measured.argmax()])
+    return float(values[low]), low, float(np.median(measured)), float(values[high]), high
 
 
 @dataclass(frozen=True)
@@ -278,26 +278,26 @@ class FileCalls(NamedTuple):
 def file_calls(run: Run) -> list[FileCalls]:
     """Calls on files that ranks recorded, by operation and size: a row each, those that take most time first."""
     table = run.intervals
-    held = (
+    mask = (
         np.char.startswith(table["name"].astype(np.str_), PREFIX) & (table["duration_ns"] >= 0) if rows(table) else None
     )
-    if held is None or not held.any():
+    if mask is None or not mask.any():
         return []
-    name, names = codes(table["name"][held].astype(np.str_))
-    size = or_zero(np.maximum(table["value"][held], 0.0))
+    name, names = codes(table["name"][mask].astype(np.str_))
+    size = or_zero(np.maximum(table["value"][mask], 0.0))
     size_class = np.where(size > 0, np.ceil(np.log2(np.maximum(size, 1.0))), -1.0)
     kinds, which = np.unique(np.stack([name.astype(np.float64), size_class]), axis=1, return_inverse=True)
     found = []
     for at, (operation, of_class) in enumerate(kinds.T.tolist()):
         mine = which.ravel() == at
-        took, moved = table["duration_ns"][held][mine] / 1e6, size[mine]
+        took, moved = table["duration_ns"][mask][mine] / 1e6, size[mine]
         sized = of_class >= 0
         found.append(
             FileCalls(
                 operation=names[int(operation)].removeprefix(PREFIX),
                 least=int(moved.min()) if sized else None,
                 most=int(moved.max()) if sized else None,
-                ranks=len(np.unique(table["rank"][held][mine])),
+                ranks=len(np.unique(table["rank"][mask][mine])),
                 calls=int(mine.sum()),
                 total=int(moved.sum()) if sized else None,
                 took_ms=float(took.mean()),

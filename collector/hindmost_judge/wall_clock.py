@@ -136,10 +136,10 @@ def _spans(run: Run) -> Table | None:
     Ranks wait in the first for the last to be set up: it counts from its end.
     """
     if rows(run.steps):
-        held = run.steps["duration_ns"] > 0
+        mask = run.steps["duration_ns"] > 0
         names = ("rank", "step", "kind", "start_ns", "duration_ns", "input_ns")
-        found = {name: run.steps[name][held] for name in names if name in run.steps}
-        return _without_gaps(found, run) if held.any() and int(found["start_ns"].min()) > 0 else None
+        found = {name: run.steps[name][mask] for name in names if name in run.steps}
+        return _without_gaps(found, run) if mask.any() and int(found["start_ns"].min()) > 0 else None
     table = run.collectives
     if not rows(table) or (table["flags"] & GPU_TIME).any() or int(table["start_ns"].min()) <= 0:
         return None  # a GPU's clock is not the job's
@@ -253,8 +253,8 @@ def _between_steps(run: Run, known: Array, began: int, line: _Line) -> Floats:
     """[R] ns of checkpoints that were written between two steps."""
     found = np.zeros(len(known))
     table = run.intervals
-    held = np.flatnonzero((table["name"] == "checkpoint") & (table["duration_ns"] > 0)) if rows(table) else ()
-    for one in held:
+    indices = np.flatnonzero((table["name"] == "checkpoint") & (table["duration_ns"] > 0)) if rows(table) else ()
+    for one in indices:
         at = int(np.searchsorted(known, table["rank"][one]))
         if at >= len(known) or known[at] != table["rank"][one]:
             continue
@@ -271,8 +271,8 @@ def throughput(run: Run, seen: Overview | None) -> Throughput | None:
     step_ms = None if seen is None or np.isnan(seen.step) else seen.step / 1e6
     table = training(run.steps)
     if seen is not None and len(seen.steps) and rows(table):
-        held = (table["step"] >= seen.steps[0]) & (table["step"] <= seen.steps[-1])
-        table = {name: column[held] for name, column in table.items()}
+        mask = (table["step"] >= seen.steps[0]) & (table["step"] <= seen.steps[-1])
+        table = {name: column[mask] for name, column in table.items()}
     if not rows(table):
         if seen is None or step_ms is None:
             return None

@@ -703,18 +703,18 @@ def closed(spool: Spool, settings: Settings) -> dict[str, Any]:
     dropped = Counter(ledger.dropped)
     for _, samples, reason in ledger.doubt:
         dropped[reason] += samples
-    kept = ledger.produced - ledger.delivered - dropped.total()
+    undelivered = ledger.produced - ledger.delivered - dropped.total()
     account: dict[str, Any] = {
         "produced": ledger.produced,
         "delivered": ledger.delivered,
         "dropped": dict(dropped),
-        "kept": kept,
+        "kept": undelivered,
     }
-    if kept:
+    if undelivered:
         command = f"hindmost agent{f' --job-id {settings.job_id}' * bool(settings.job_id)} --spool {settings.spool}"
         log.warning(
             "%d samples were not acknowledged by %s and stay in %s; deliver them with: %s --collector HOST:PORT",
-            kept, settings.collector, settings.spool, command,
+            undelivered, settings.collector, settings.spool, command,
         )  # fmt: skip
     return account
 

@@ -261,8 +261,8 @@ class Jobs:
                 self._leave(pid)
         changed = self._changed()
         found = {pid: rank for pid in changed if (rank := self._rank(pid)) is not None}
-        kept = {pid: rank for pid, rank in self._named.items() if pid in self._known and pid not in changed}
-        self._named = {**kept, **found}
+        unchanged = {pid: rank for pid, rank in self._named.items() if pid in self._known and pid not in changed}
+        self._named = {**unchanged, **found}
         for pid in tuple(self._mine.keys() - self._named.keys()):
             self._leave(pid)
         if found:

@@ -51,10 +51,10 @@ class Disk(Sampler):
         return values
 
     def _keeps(self, name: bytes) -> bool:
-        kept = self._kept.get(name)
-        if kept is None:
-            kept = self._kept[name] = not PARTITION.match(name)
-        return kept
+        whole_disk = self._kept.get(name)
+        if whole_disk is None:
+            whole_disk = self._kept[name] = not PARTITION.match(name)
+        return whole_disk
 
 
 def _values(fields: list[bytes]) -> list[float]:

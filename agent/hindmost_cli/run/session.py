@@ -266,9 +266,9 @@ class Session:
         no_ring = self.no_ring or environment.no_room_for_a_ring(self.rings)  # the job itself may have filled it
         how = {"exit_code": returncode, "interrupted_by": self.interrupted_by, "no_ring": no_ring}
         self.collector.tell({**how, "entered": (self.rings / ENTERED).exists()})
-        kept = _undelivered(_finished(self.agent, AGENT_SECONDS, say))
-        if kept:
-            say(f"{kept} samples of this node were not delivered (see {self.agent.log})")
+        undelivered = _undelivered(_finished(self.agent, AGENT_SECONDS, say))
+        if undelivered:
+            say(f"{undelivered} samples of this node were not delivered (see {self.agent.log})")
         said = _finished(self.collector, COLLECTOR_SECONDS, say)
         self.clean()
         return said
@@ -307,10 +307,10 @@ def _finished(daemon: Daemon, seconds: float, say: Callable[[str], None]) -> str
 def _undelivered(said: str) -> int:
     """How many samples an agent says it still holds, in its last line on stdout."""
     try:
-        kept = json.loads(said.strip().rpartition("\n")[2])["samples"]["kept"]
+        count = json.loads(said.strip().rpartition("\n")[2])["samples"]["kept"]
     except (ValueError, KeyError, TypeError):  # killed, or it had no spool
         return 0
-    return kept if isinstance(kept, int) else 0
+    return count if isinstance(count, int) else 0
 
 
 def _collector(

@@ -116,8 +116,8 @@ def _leave_strays_out(timeline: _Timeline) -> int:
     ranks = sorted({row[0] for row in timeline.rows})
     while ranks and ranks[-1] >= _STRAY * len(ranks):
         ranks.pop()
-    kept = [row for row in timeline.rows if ranks and row[0] <= ranks[-1]]
-    strays, timeline.rows = len(timeline.rows) - len(kept), kept
+    own = [row for row in timeline.rows if ranks and row[0] <= ranks[-1]]
+    strays, timeline.rows = len(timeline.rows) - len(own), own
     return strays
 
 

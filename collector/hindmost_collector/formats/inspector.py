@@ -194,8 +194,8 @@ def _sane(rows: pa.Table, kind: str) -> Array:
     took = np.nan_to_num(rows[f"{kind}_perf.{kind}_exec_time_us"].to_numpy())
     comm = pc.fill_null(rows["header.id"], "0").combine_chunks().dictionary_encode()
     known = pc.take(pc.match_substring_regex(comm.dictionary, _IDENTITY), comm.indices).to_numpy(zero_copy_only=False)
-    kept = known & (rank >= 0) & (size < _MOST_RANKS) & ((rank < size) | (size < 1)) & (np.abs(took) <= _LONGEST_US)
-    return np.asarray(kept & (_numbers(rows[f"{kind}_perf.{kind}_sn"]) >= 0))
+    mask = known & (rank >= 0) & (size < _MOST_RANKS) & ((rank < size) | (size < 1)) & (np.abs(took) <= _LONGEST_US)
+    return np.asarray(mask & (_numbers(rows[f"{kind}_perf.{kind}_sn"]) >= 0))
 
 
 def _columns(rows: pa.Table, kind: str, reading: _Reading) -> dict[str, Array]:

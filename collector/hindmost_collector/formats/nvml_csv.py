@@ -100,7 +100,7 @@ def _sane(samples: Any) -> Any:
 def _tables(samples: Any, budget: int) -> list[Table]:
     time, indices = (samples[name].cast(pa.int64()).to_numpy() for name in ("t_ns", "gpu"))
     every = -(-len(time) // budget)
-    kept = np.arange(len(time)) // (np.unique(indices).size or 1) % max(1, every) == 0
+    mask = np.arange(len(time)) // (np.unique(indices).size or 1) % max(1, every) == 0
     names = {index: labels_of(index) for index in np.unique(indices).tolist()}
     labels = np.array([names[index] for index in indices.tolist()])
     found = []
@@ -109,7 +109,7 @@ def _tables(samples: Any, budget: int) -> list[Table]:
             text = samples[name]
             known = pc.match_substring_regex(text, _NUMBER)
             value = pc.if_else(known, text, None).cast(pa.float64()).to_numpy()
-            held = kept & ~np.isnan(value)
-            parts = {"labels": labels[held], "time_ns": time[held], "value": value[held] * unit}
-            found.append(table("metrics", node="", name=np.full(int(held.sum()), metric), **parts))
+            measured = mask & ~np.isnan(value)
+            parts = {"labels": labels[measured], "time_ns": time[measured], "value": value[measured] * unit}
+            found.append(table("metrics", node="", name=np.full(int(measured.sum()), metric), **parts))
     return found

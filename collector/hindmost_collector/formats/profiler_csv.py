@@ -185,9 +185,9 @@ def _parsed(path: Path, every: int, number: Any) -> _File:
         read = [(_thin(batch, every), left_out) for batch, left_out in sane]
     batches = [batch for batch, _ in read]
     columns = {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
-    kept = np.flatnonzero(_consistent(columns))
-    nonsense = sum(count for _, count in read) + len(columns["comm"]) - len(kept)
-    order = kept[np.argsort(columns["enqueue"][kept], kind="stable")]
+    indices = np.flatnonzero(_consistent(columns))
+    nonsense = sum(count for _, count in read) + len(columns["comm"]) - len(indices)
+    order = indices[np.argsort(columns["enqueue"][indices], kind="stable")]
     order = order[~_repeated(columns, order)]
     pid = re.search(r"(\d+)\.csv", path.name)
     return _File(path, int(pid[1]) if pid else -1, {k: v[order] for k, v in columns.items()}, len(torn), nonsense)
@@ -199,13 +199,13 @@ def _sane(batch: Any) -> tuple[Any, int]:
     if pa.types.is_string(batch.schema.field("start").type):
         batch = _as_numbers(batch)
     comm = batch["comm"].dictionary_encode()
-    kept = pc.take(pc.match_substring_regex(comm.dictionary, _IDENTITY), comm.indices)
+    mask = pc.take(pc.match_substring_regex(comm.dictionary, _IDENTITY), comm.indices)
     took = pc.subtract(batch["stop"], batch["start"])
-    kept = pc.and_(kept, pc.and_(pc.greater_equal(took, 0), pc.less_equal(took, _LONGEST_NS)))
-    kept = pc.and_(kept, pc.less(batch["rank_in"], _MOST_RANKS))
+    mask = pc.and_(mask, pc.and_(pc.greater_equal(took, 0), pc.less_equal(took, _LONGEST_NS)))
+    mask = pc.and_(mask, pc.less(batch["rank_in"], _MOST_RANKS))
     for name in ("rank_in", "seq", "count", "enqueue"):
-        kept = pc.and_(kept, pc.greater_equal(batch[name], 0))
-    sane = batch.filter(kept)
+        mask = pc.and_(mask, pc.greater_equal(batch[name], 0))
+    sane = batch.filter(mask)
     return sane, count - sane.num_rows
 
 
@@ -220,16 +220,16 @@ def _as_numbers(batch: Any) -> Any:
 
 def _consistent(c: dict[str, Array]) -> Array:
     """Which rows agree with most of the file on when it was, and on which rank of each communicator wrote it."""
-    kept = np.ones(len(c["comm"]), bool)
-    if not len(kept):
-        return kept
+    mask = np.ones(len(c["comm"]), bool)
+    if not len(mask):
+        return mask
     for name in ("enqueue", "start"):
-        kept &= np.abs(c[name] - int(np.median(c[name]))) <= _FAR_NS
+        mask &= np.abs(c[name] - int(np.median(c[name]))) <= _FAR_NS
     for comm in np.unique(c["comm"]).tolist():
         mine = np.flatnonzero(c["comm"] == comm)
         ranks, counts = np.unique(c["rank_in"][mine], return_counts=True)
-        kept[mine] &= c["rank_in"][mine] == ranks[np.argmax(counts)]
-    return kept
+        mask[mine] &= c["rank_in"][mine] == ranks[np.argmax(counts)]
+    return mask
 
 
 def _repeated(c: dict[str, Array], order: Array) -> Array:
@@ -396,26 +396,26 @@ def _calls(columns: Columns, comm: int, members: int) -> _Calls | None:
         return None
     nth = counted([kind])
     whole = times[kind] == most
-    held, call = p2p[whole], nth[whole]
+    sends, call = p2p[whole], nth[whole]
     order = np.argsort(call, kind="stable")
-    held, first = held[order], np.searchsorted(call[order], np.arange(most))
-    enqueue = np.minimum.reduceat(columns["enqueue"][held], first)
-    spread = np.maximum.reduceat(columns["enqueue"][held], first) - enqueue
+    sends, first = sends[order], np.searchsorted(call[order], np.arange(most))
+    enqueue = np.minimum.reduceat(columns["enqueue"][sends], first)
+    spread = np.maximum.reduceat(columns["enqueue"][sends], first) - enqueue
     if np.mean(spread <= _AT_ONCE) < _MOSTLY or np.mean(columns["logged"][p2p] >= columns["enqueue"][p2p]) < _MOSTLY:
         return None
-    began = np.minimum.reduceat(columns["start"][held], first)
-    ahead = np.maximum.reduceat(columns["stop"][held] - columns["logged"][held], first)
+    began = np.minimum.reduceat(columns["start"][sends], first)
+    ahead = np.maximum.reduceat(columns["stop"][sends] - columns["logged"][sends], first)
     window = np.arange(0, most, _TOGETHER)
     ahead = np.maximum.reduceat(ahead, window)[np.arange(most) // _TOGETHER]
-    others = np.searchsorted(mine[~columns["p2p"][mine]], held[first])
+    others = np.searchsorted(mine[~columns["p2p"][mine]], sends[first])
     run = np.cumsum(np.append(True, np.diff(others) > 0))
     return _Calls(
         rows=p2p,
         enqueue=enqueue,
         came=began - ahead,
-        took=np.maximum.reduceat(columns["stop"][held], first) - began,
+        took=np.maximum.reduceat(columns["stop"][sends], first) - began,
         place=np.arange(most) - np.searchsorted(run, run),
-        count=np.add.reduceat(columns["count"][held], first),
+        count=np.add.reduceat(columns["count"][sends], first),
     )
 
 
@@ -457,8 +457,8 @@ def _shift(met: Ints, other: Ints) -> int | None:
     return shift if apart < _SURELY * float(np.median(np.diff(met))) else None
 
 
-def _cut(one: _Calls, held: slice) -> _Calls:
-    parts = {name: getattr(one, name)[held] for name in ("enqueue", "came", "took", "place", "count")}
+def _cut(one: _Calls, part: slice) -> _Calls:
+    parts = {name: getattr(one, name)[part] for name in ("enqueue", "came", "took", "place", "count")}
     return replace(one, **parts)
 
 

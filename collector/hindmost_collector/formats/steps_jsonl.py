@@ -106,13 +106,13 @@ def _read(path: Path, budget: int) -> tuple[int, dict[str, Array], list[str]]:
         raise DamagedError(path, "no step in it can be read; is it whole?")
     host = np.array([row[:4] for row in rows], dtype=np.int64)
     gpu = np.array([row[4:] for row in rows], dtype=np.float64)
-    kept = np.flatnonzero(_sane(host))
-    if not len(kept):
+    indices = np.flatnonzero(_sane(host))
+    if not len(indices):
         raise DamagedError(path, "no step in it can be true: each ends before it begins, or is out of all range")
-    if len(kept) < len(host):
-        lines_ = f"{len(host) - len(kept):,} line{'s' * (len(host) - len(kept) > 1)} that cannot be true"
+    if len(indices) < len(host):
+        lines_ = f"{len(host) - len(indices):,} line{'s' * (len(host) - len(indices) > 1)} that cannot be true"
         notes.append(f"{path.name}: {lines_} (a number out of all range) left out.")
-    order = kept[np.argsort(host[kept, 1], kind="stable")]
+    order = indices[np.argsort(host[indices, 1], kind="stable")]
     order = order[np.append(True, (np.diff(host[order], axis=0) != 0).any(axis=1))]  # a line may be there twice
     columns: dict[str, Array] = {key: host[order, i] for i, key in enumerate(_HOST)}
     gpu[~((gpu >= 0) & (gpu <= _LONGEST_NS / 1e6))] = np.nan
@@ -152,12 +152,12 @@ _LONGEST_NS, _FAR_NS, _FAR_STEPS = 24 * 3600 * 10**9, 366 * 24 * 3600 * 10**9, 1
 def _sane(host: Array) -> Array:
     """Which lines have their times in order, and agree with most of the file on when it was and which steps it has."""
     step, start, _, end = host.T
-    kept = (start <= end) & (end - start <= _LONGEST_NS) & (step >= 0)
-    if not kept.any():
-        return np.asarray(kept)
-    kept &= np.abs(start - int(np.median(start[kept]))) <= _FAR_NS
-    low, typical, high = (int(one) for one in np.quantile(step[kept], (0.05, 0.5, 0.95)))
-    return np.asarray(kept & (np.abs(step - typical) <= _FAR_STEPS * max(high - low, len(step))))
+    mask = (start <= end) & (end - start <= _LONGEST_NS) & (step >= 0)
+    if not mask.any():
+        return np.asarray(mask)
+    mask &= np.abs(start - int(np.median(start[mask]))) <= _FAR_NS
+    low, typical, high = (int(one) for one in np.quantile(step[mask], (0.05, 0.5, 0.95)))
+    return np.asarray(mask & (np.abs(step - typical) <= _FAR_STEPS * max(high - low, len(step))))
 
 
 def _steps(rank: int, c: dict[str, Array]) -> Table:

@@ -96,16 +96,16 @@ def _sizes(path: Path) -> dict[str, int]:
 
 
 def _read(path: Path) -> tuple[dict[str, Array], bool]:
-    kept: list[dict[str, Array]] = []
+    tables: list[dict[str, Array]] = []
     count = 0
     with pq.ParquetFile(path) as file:
         for batch in file.iter_batches(1 << 17, columns=list(_COLUMNS)):
-            kept.append(_columns(batch))
+            tables.append(_columns(batch))
             count += batch.num_rows
             if count > MAX_OPERATIONS:
                 break
         left_out = count < file.metadata.num_rows
-    return {name: np.concatenate([part[name] for part in kept]) for name in _COLUMNS}, left_out
+    return {name: np.concatenate([part[name] for part in tables]) for name in _COLUMNS}, left_out
 
 
 def _columns(batch: Any) -> dict[str, Array]:

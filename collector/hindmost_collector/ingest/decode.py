@@ -259,8 +259,8 @@ class Decoder:
         row_count = varint_count(rows)
         counts = rows if rows.isascii() else varints(rows).tolist()
         if row_count != len(group.owners) or sum(counts) != count:
-            held = len(group.owners)
-            raise Malformed(f"{sum(counts)} rows of {row_count} ranks in a block of {count} rows, {held} ranks")
+            before_these = len(group.owners)
+            raise Malformed(f"{sum(counts)} rows of {row_count} ranks in a block of {count} rows, {before_these} ranks")
         if group.job is not None:
             return ((block, count, group.job, Owners(rows, group.ranks)),)
         ends = itertools.accumulate(counts)
@@ -335,7 +335,7 @@ class Decoder:
     def _metrics(self, blocks: Sequence[Samples], node: str, job: str, clock: NodeClock) -> list[str]:
         """Keep the samples of a batch; a sentence for each malformed block. Most blocks end at the same tick."""
         complaints, rows, known = [], self.job(job), self._definitions.schemas
-        kept, origins = rows.metrics, self._origins[node]
+        metric_blocks, origins = rows.metrics, self._origins[node]
         tick, ticks, offset, last, taken = b"", b"", 0, 0, 0
         newest, before, backwards = 0, self._newest.get(node, 0), False
         for ref, times, values in blocks:
@@ -356,7 +356,9 @@ class Decoder:
                         newest = max(newest, last)
                         if last < before:
                             rows.in_order = False
-                kept.append(MetricRows(origins.get(ref) or self._origin(node, ref), ticks, offset, values, last))
+                metric_blocks.append(
+                    MetricRows(origins.get(ref) or self._origin(node, ref), ticks, offset, values, last)
+                )
                 taken += len(values)
                 rows.metric_bytes += len(ticks) + len(values)
         if backwards and len({ref for ref, _, _ in blocks}) < len(blocks):
@@ -391,8 +393,8 @@ class Decoder:
         if name.startswith("stack"):
             time_ns = bounded(attachment.time_ns + clock.offset(attachment.time_ns))
             rows.stacks.append((rank.rank, time_ns, attachment.content[:STACK_LIMIT].decode("utf-8", "replace")))
-        kept = f"stacks/{rank.rank}.txt" if name == "stack.txt" else f"stacks/{rank.rank}-{name}"
-        rows.attachments.append((kept, attachment.content))
+        path = f"stacks/{rank.rank}.txt" if name == "stack.txt" else f"stacks/{rank.rank}-{name}"
+        rows.attachments.append((path, attachment.content))
 
 
 def _phases(block: Any, count: int) -> tuple[dict[str, bytes], list[Any]]:

@@ -393,14 +393,14 @@ def _parsed(message: Any) -> wire.CollectorMessage:
 def _portions(waiting: list[tuple[int, bytes | None]]) -> Iterable[list[tuple[int, bytes | None]]]:
     """In order, each of about MESSAGE_BYTES at most; a larger message is sent alone."""
     portion: list[tuple[int, bytes | None]] = []
-    held = 0
+    size_so_far = 0
     for one in waiting:
         size = len(one[1] or b"")
-        if portion and held + size > MESSAGE_BYTES:
+        if portion and size_so_far + size > MESSAGE_BYTES:
             yield portion
-            portion, held = [], 0
+            portion, size_so_far = [], 0
         portion.append(one)
-        held += size
+        size_so_far += size
     if portion:
         yield portion
 

@@ -73,33 +73,33 @@ def outcome_of(report: Report) -> Outcome:
     return Outcome(costs, report.job.step_ms.get("p50"), median(transfers) if transfers else None)
 
 
-def new_claims(held: Outcome, before: Outcome, now: Outcome) -> set[Claim]:
-    """What the newest steps say that is new, against what they said ``before``, and against what ``held`` then.
+def new_claims(standing: Outcome, before: Outcome, now: Outcome) -> set[Claim]:
+    """What the newest steps say that is new, against what they said ``before``, and against what ``standing`` then.
 
     Both are of the last full evaluation. A rank that holds the job up now and then does not count as new each time.
     """
-    new = now.costs.keys() - before.costs.keys() - held.costs.keys()
-    gone = _lasting((before.costs.keys() - now.costs.keys()) & held.costs.keys())
+    new = now.costs.keys() - before.costs.keys() - standing.costs.keys()
+    gone = _lasting((before.costs.keys() - now.costs.keys()) & standing.costs.keys())
     both = now.costs.keys() & before.costs.keys()
     dearer = {(_COST, *key) for key in both if _moved(before.costs[key], now.costs[key], _MOVED)}
     return new | gone | dearer | ({_LENGTH} if _slowed(before, now) else set())
 
 
-def confirmed_claims(said: set[Claim], before: Outcome, held: Outcome) -> set[Claim]:
+def confirmed_claims(said: set[Claim], before: Outcome, standing: Outcome) -> set[Claim]:
     """Which claims of incremental evaluations show as changes between full evaluations."""
-    changed = {key for key in before.costs.keys() | held.costs.keys() if _other(before, held, key)}
+    changed = {key for key in before.costs.keys() | standing.costs.keys() if _other(before, standing, key)}
     changed |= {(_COST, *key) for key in changed}
     return said & (changed | {_LENGTH}) if changed else set()
 
 
-def disputed_ranks(held: Outcome, now: Outcome) -> set[Claim]:
+def disputed_ranks(standing: Outcome, now: Outcome) -> set[Claim]:
     """Which ranks only one of the full and the incremental evaluation names, without those slow now and then."""
-    return _lasting(held.costs.keys()) ^ _lasting(now.costs.keys())
+    return _lasting(standing.costs.keys()) ^ _lasting(now.costs.keys())
 
 
-def _other(before: Outcome, held: Outcome, key: Claim) -> bool:
-    both = key in before.costs and key in held.costs
-    return not both or _moved(before.costs[key], held.costs[key], _MOVED)
+def _other(before: Outcome, standing: Outcome, key: Claim) -> bool:
+    both = key in before.costs and key in standing.costs
+    return not both or _moved(before.costs[key], standing.costs[key], _MOVED)
 
 
 def _lasting(names: Iterable[Claim]) -> set[Claim]:
@@ -257,9 +257,9 @@ class _Turn:
     ``last_whole`` is when that was, ``judged`` how many rows it read, ``soon`` whether it left something open.
     ``hurried`` is how many more were made for something new or open than for nothing. ``calm`` is how many of the last
     ones changed nothing. ``look_took`` is what the last incremental one took.
-    ``held`` is what holds by the full evaluation, and ``newest`` what its newest steps said then. ``seen`` is what they
-    say now, where evaluated, and ``asked`` what of it was new since. ``doubts`` is what the full evaluation does not
-    confirm. ``past`` and ``counted`` are what a window passes to the next one.
+    ``standing`` is what holds by the full evaluation, and ``newest`` what its newest steps said then. ``seen`` is what
+    they say now, where evaluated, and ``asked`` what of it was new since. ``doubts`` is what the full evaluation does
+    not confirm. ``past`` and ``counted`` are what a window passes to the next one.
     """
 
     next: float = 0.0
@@ -273,7 +273,7 @@ class _Turn:
     soon: bool = False
     hurried: int = 0
     calm: int = 0
-    held: Outcome = field(default_factory=Outcome)
+    standing: Outcome = field(default_factory=Outcome)
     newest: Outcome = field(default_factory=Outcome)
     seen: Outcome | None = None
     asked: set[Claim] = field(default_factory=set)
@@ -428,8 +428,8 @@ class Judging:
             if show is not None and found.overview is not None:
                 show.add(found.overview, without_gap=True)
             turn.seen = seen = outcome_of(found)
-            said = new_claims(turn.held, turn.newest, seen)
-            said |= {key for key in disputed_ranks(turn.held, seen) if key in turn.doubts}
+            said = new_claims(turn.standing, turn.newest, seen)
+            said |= {key for key in disputed_ranks(turn.standing, seen) if key in turn.doubts}
             turn.asked = turn.doubts.worth(said, self._clock(), again=self._affords(turn, IN_VAIN))
             if turn.asked:
                 turn.whole = min(turn.whole, self._clock())
@@ -449,7 +449,7 @@ class Judging:
         turn = self._turns.setdefault(job, _Turn()) if concurrent else self.begun(job)
 
         def of_all(judge: Judge) -> dict[str, Any]:
-            asked, before, newest = turn.asked, turn.held, turn.seen
+            asked, before, newest = turn.asked, turn.standing, turn.seen
             turn.hurried = min(max(turn.hurried + (1 if turn.soon or asked else -1), 0), MOST_HURRIED)
             turn.last_whole, turn.soon = self._clock(), False
             window = turn.after_others(run())
@@ -460,7 +460,7 @@ class Judging:
                 show.add(found.overview, gauges_of(found.overview) if show.is_watched() else None)
             turn.past = next((verdict.past for verdict in found.verdicts if verdict.past is not None), None)
             turn.counted = found.counted or turn.counted
-            turn.held, turn.ranks = outcome_of(found), len(found.ranks)
+            turn.standing, turn.ranks = outcome_of(found), len(found.ranks)
             turn.soon |= any(verdict.kind == "insufficient_data" for verdict in found.verdicts)
             if not concurrent:
                 turn.seen = None
@@ -482,7 +482,7 @@ class Judging:
     def settled(self, job: str) -> bool:
         """Whether the newest steps, as last evaluated, name the same ranks as the full evaluation."""
         turn = self._turns[job]
-        return turn.seen is not None and not disputed_ranks(turn.held, turn.seen)
+        return turn.seen is not None and not disputed_ranks(turn.standing, turn.seen)
 
     def _charged(self, work: Callable[[Judge], _T], charge: Callable[[float], None]) -> _T | None:
         """Work that needs the judge, and what it takes, charged; None where it failed."""
@@ -512,11 +512,11 @@ class Judging:
 
         What has just begun or ended shows in the newest steps first.
         """
-        turn.newest = newest or turn.held
-        answered = confirmed_claims(asked, before, turn.held)
-        same = not any(_other(before, turn.held, key) for key in before.costs.keys() | turn.held.costs.keys())
+        turn.newest = newest or turn.standing
+        answered = confirmed_claims(asked, before, turn.standing)
+        same = not any(_other(before, turn.standing, key) for key in before.costs.keys() | turn.standing.costs.keys())
         turn.calm = min(turn.calm + 1, MOST_CALM) if same and not turn.soon else 0
-        in_vain = (asked - answered) | disputed_ranks(turn.held, turn.seen or turn.held)
+        in_vain = (asked - answered) | disputed_ranks(turn.standing, turn.seen or turn.standing)
         turn.doubts.evaluated(asked, answered, in_vain, self._clock())
 
     def _affords(self, turn: _Turn, full_evaluations: int) -> bool:

@@ -167,9 +167,9 @@ class LiveJob:
         That is reported only once enough steps for a judgement came since: fewer do not show how they are.
         """
         found = (self.report or {}).get("verdicts") or []
-        held = [one for one in found if one.get("until_step") is None]
-        if held or not found:
-            return held
+        standing = [one for one in found if one.get("until_step") is None]
+        if standing or not found:
+            return standing
         since, last = max(one["until_step"] for one in found), self.window.last_step
         well = last < 0 or last - since >= self.settings.min_steps  # a job that marks no steps has no last one
         return [{"kind": "balanced", "since_step": since}] if well else []

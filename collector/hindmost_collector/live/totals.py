@@ -140,7 +140,7 @@ class Waits:
         counts = np.bincount(which, weights=np.concatenate([part.length for part in self._parts])).astype(np.int64)
         whole = counts >= self._sizes(joined["comm"][order[begin]], counts)
         ends = np.cumsum([len(part.length) for part in self._parts])
-        taken, kept = [], []
+        taken, unsettled = [], []
         for part, instance in zip(self._parts, np.split(which, ends[:-1]), strict=True):
             done = whole[instance]
             if done.any():
@@ -148,8 +148,8 @@ class Waits:
                 rows = _ranges(part.begin[done], count)
                 taken.append((np.repeat(instance[done], count), part.rank[rows], part.duration[rows]))
             if not done.all():
-                kept.append(_without(part, done) if done.any() else part)
-        self._parts = kept
+                unsettled.append(_without(part, done) if done.any() else part)
+        self._parts = unsettled
         if not taken:
             return {}
         group, rank, duration = map(np.concatenate, zip(*taken, strict=True))

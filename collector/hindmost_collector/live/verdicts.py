@@ -114,9 +114,9 @@ class VerdictLog:
     def standing(self, verdicts: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """The verdicts of the newest report as last reported: each problem once, with those that are not closed yet."""
         places = {identity(one): at for at, one in reversed([*enumerate(verdicts)])}
-        held = [one.newest for one in self._open]
-        over = [one for one in self._present if not any(one is other for other in held)]
-        verdicts_now = [*over, *({**one, "until_step": None} for one in held)]
+        open_now = [one.newest for one in self._open]
+        over = [one for one in self._present if not any(one is other for other in open_now)]
+        verdicts_now = [*over, *({**one, "until_step": None} for one in open_now)]
         return sorted(verdicts_now, key=lambda one: places.get(identity(one), len(verdicts))) or verdicts
 
     def _begun_anew(self, now_ns: int, last_step: int | None) -> Iterator[dict[str, Any]]:

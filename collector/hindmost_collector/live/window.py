@@ -100,9 +100,9 @@ def _of_witnesses(run: Run, step_ns: float) -> Run:
     if run.witnesses is None:
         return run
     last = int(run.witnesses[-1]) + 1 if len(run.witnesses) else 0
-    kept = np.zeros(last + 1, bool)
-    kept[run.witnesses] = True
-    table = chosen(run.collectives, kept[np.minimum(run.collectives["rank"], last)])
+    mask = np.zeros(last + 1, bool)
+    mask[run.witnesses] = True
+    table = chosen(run.collectives, mask[np.minimum(run.collectives["rank"], last)])
     first = np.full(last, np.iinfo(np.int64).max)
     np.minimum.at(first, table["rank"], table["start_ns"])
     enough = first <= table["start_ns"].max(initial=0) - _JUDGED * step_ns
@@ -131,7 +131,7 @@ def _cut(table: Table, span: tuple[int, int]) -> Table:
 
 
 def newest_steps(
-    held: Mapping[str, Sequence[Piece]],
+    tables: Mapping[str, Sequence[Piece]],
     step_ns: float,
     ranks: int,
     least: int = INCREMENTAL_ROWS,
@@ -142,14 +142,14 @@ def newest_steps(
     The fullest table has at least ``least`` rows. Each table is cut by its own clock: a GPU's clock is not the
     host's. Tables without dropped rows are complete since the ranks have ``begun``.
     """
-    kept = {name: list(pieces) for name, pieces in held.items()}
-    if kept.get("steps") and kept.get("collectives"):
-        pieces = kept["collectives"]  # the oldest reaches back into time of which others' rows were dropped
+    newest = {name: list(pieces) for name, pieces in tables.items()}
+    if newest.get("steps") and newest.get("collectives"):
+        pieces = newest["collectives"]  # the oldest reaches back into time of which others' rows were dropped
         since = pieces[0].first_ns if "collectives" in begun else pieces[0].newest_ns
         if pieces[-1].newest_ns - since < _JUDGED * step_ns:
-            kept["collectives"] = []
-    fullest = max(kept.values(), key=lambda pieces: sum([one.rows for one in pieces]), default=[])
-    span, found, reported = 0, 0, _Reported(kept.get("steps") or [], ranks)
+            newest["collectives"] = []
+    fullest = max(newest.values(), key=lambda pieces: sum([one.rows for one in pieces]), default=[])
+    span, found, reported = 0, 0, _Reported(newest.get("steps") or [], ranks)
     for piece in reversed(fullest):
         found += piece.rows
         span = fullest[-1].newest_ns - piece.first_ns
@@ -157,7 +157,7 @@ def newest_steps(
         if found >= least and enough and (reported.of_nearly_all(span) or span >= _STEPS * step_ns + REPORT_LAG_NS):
             break
     return {
-        name: [one for one in pieces if pieces[-1].newest_ns - one.newest_ns <= span] for name, pieces in kept.items()
+        name: [one for one in pieces if pieces[-1].newest_ns - one.newest_ns <= span] for name, pieces in newest.items()
     }
 
 
@@ -244,9 +244,9 @@ class Pieces:
 
     def thin(self, limit: int, witnesses: Witnesses) -> None:
         """Keep of all pieces but the newest, which have so many rows, those of the witnesses."""
-        while witnesses.kept is None and self._held and not self._held[0].whole:
+        while witnesses.sampled is None and self._held and not self._held[0].whole:
             self._rows -= self._held.popleft().rows
-        if witnesses.kept is None:
+        if witnesses.sampled is None:
             return
         for place in range(len(self._held) - 1, -1, -1):
             one, limit = self._held[place], limit - self._held[place].rows
@@ -346,9 +346,9 @@ class Window:
         known = self._causal
         for origin in set(map(_ORIGIN, blocks)).difference(known):
             known[origin] = self._causal_of(origin, definitions)
-        kept = [(block, causal) for block in blocks if (causal := known[block.origin]) is not _NOTHING]
-        if kept:
-            self._metrics.append(_Samples(kept))
+        causal_blocks = [(block, causal) for block in blocks if (causal := known[block.origin]) is not _NOTHING]
+        if causal_blocks:
+            self._metrics.append(_Samples(causal_blocks))
             self._samples += self._metrics[-1].size
         while self._samples > SAMPLES and len(self._metrics) > 1:
             self._samples -= self._metrics.popleft().size
@@ -450,7 +450,7 @@ class Window:
     @property
     def begun(self) -> set[str]:
         """Tables of which nothing was let go."""
-        return {name for name, held in self._parts.items() if held.whole}
+        return {name for name, table in self._parts.items() if table.whole}
 
     @property
     def nodes(self) -> int:
@@ -489,8 +489,8 @@ class Window:
     @property
     def lasts_ns(self) -> int:
         """From when the first collective that is held began to when the last did."""
-        held = list(self._parts["collectives"])
-        return held[-1].newest_ns - held[0].first_ns if held else 0
+        pieces = list(self._parts["collectives"])
+        return pieces[-1].newest_ns - pieces[0].first_ns if pieces else 0
 
     def calls_per_step(self) -> int | None:
         """Collective calls in one step of a rank, by their pattern; None where nothing repeats."""
@@ -538,7 +538,7 @@ class Window:
         parts = {name: list(found) for name, found in self._parts.items()}
         if stopped:
             parts["collectives"] = [collective for collective in parts["collectives"] if collective.whole]
-        kept = None if stopped else self._witnesses.kept
+        witnesses = None if stopped else self._witnesses.sampled
         ticks, ranks, stated = list(self._metrics), self.ranks(), self._stated.table()
         recorded = bool(parts["collectives"])
         if newest:
@@ -565,7 +565,7 @@ class Window:
                 rank_states=states,
                 metrics=_joined([tick.cpus() if cpus_only else tick.long() for tick in ticks]),
                 incremental=newest,
-                witnesses=None if kept is None or not pieces["collectives"] else np.flatnonzero(kept),
+                witnesses=None if witnesses is None or not pieces["collectives"] else np.flatnonzero(witnesses),
                 few_collectives=recorded and not pieces["collectives"],
                 **tables,
             )
@@ -628,20 +628,20 @@ class _Samples:
 
     def long(self) -> Table:
         """As long rows."""
-        held = self._held  # read once: two threads may ask
-        if isinstance(held, list):
-            held = self._held = _long([(block, causal.all, causal.words) for block, causal in held])
-        return held
+        samples = self._held  # read once: two threads may ask
+        if isinstance(samples, list):
+            samples = self._held = _long([(block, causal.all, causal.words) for block, causal in samples])
+        return samples
 
     def cpus(self) -> Table:
         """Those rows that say how many CPUs nodes have."""
         if self._cpus is None:
-            held = self._held
-            if isinstance(held, list):
-                of_cpus = [(block, one.cpus, one.words) for block, one in held if one.cpus is not _NOWHERE]
+            samples = self._held
+            if isinstance(samples, list):
+                of_cpus = [(block, one.cpus, one.words) for block, one in samples if one.cpus is not _NOWHERE]
                 self._cpus = _long(of_cpus)
             else:
-                self._cpus = chosen(held, held["name"] == CPUS)
+                self._cpus = chosen(samples, samples["name"] == CPUS)
         return self._cpus
 
 
@@ -698,10 +698,10 @@ class LastRows:
         last[:-1] = np.logical_or.reduce([np.diff(joined[key][order]) != 0 for key in self._keys])
         self._turn += 1
         stated = np.append(self._stated, np.full(rows(rows_), self._turn))
-        kept = order[last]
-        if len(kept) > self._most:
-            kept = kept[np.sort(np.argsort(stated[kept], kind="stable")[-self._most :])]
-        self._columns, self._stated = {name: column[kept] for name, column in joined.items()}, stated[kept]
+        newest = order[last]
+        if len(newest) > self._most:
+            newest = newest[np.sort(np.argsort(stated[newest], kind="stable")[-self._most :])]
+        self._columns, self._stated = {name: column[newest] for name, column in joined.items()}, stated[newest]
 
     def table(self) -> Table:
         """All of them."""

@@ -47,7 +47,7 @@ class Witnesses:
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self.kept: Array | None = None
+        self.sampled: Array | None = None
         self._inside, self._calls, self._steps = (np.zeros(0) for _ in range(3))
         self._next = 0.0  # steps of all ranks, with half of those before, after which is chosen
         self._most, self._sample = 0, np.zeros(0, np.int64)
@@ -70,22 +70,22 @@ class Witnesses:
 
     def of(self, table: Table) -> Table:
         """The rows of witnesses."""
-        return table if self.kept is None else chosen(table, self.has(table["rank"]))
+        return table if self.sampled is None else chosen(table, self.has(table["rank"]))
 
     def has(self, ranks: Array) -> Array:
         """[N] which of these ranks are witnesses."""
-        if self.kept is None:
+        if self.sampled is None:
             return np.ones(len(ranks), bool)
-        return np.asarray(np.append(self.kept, False)[np.minimum(ranks, len(self.kept))])
+        return np.asarray(np.append(self.sampled, False)[np.minimum(ranks, len(self.sampled))])
 
     def _choose(self, collectives: Table) -> None:
         ranks = np.flatnonzero(self._calls >= 1.0)  # those that ended are halved away
         most = max(int(self.limit * self._steps.sum() / (_STEPS * self._calls.sum())), _FEWEST)
         most = min(most, SAMPLE) if len(ranks) > ALL else most
         if most >= len(ranks) or not _all_meet(collectives):
-            self.kept = None
+            self.sampled = None
             return
-        if self.kept is None or len(self.kept) <= ranks[-1] or not most / 2 < self._most < most * 2:
+        if self.sampled is None or len(self.sampled) <= ranks[-1] or not most / 2 < self._most < most * 2:
             self._most = most
             self._sample = ranks[np.linspace(0, len(ranks) - 1, most - most // _LATE).astype(np.int64)]
         inside = self._inside[ranks] / self._calls[ranks]
@@ -97,8 +97,8 @@ class Witnesses:
             self._late[rank] = None
         while len(self._late) > self._most // _LATE:
             del self._late[next(iter(self._late))]
-        self.kept = np.zeros(int(ranks[-1]) + 1, bool)
-        self.kept[[*self._sample.tolist(), *(rank for rank in self._late if rank < len(self.kept))]] = True
+        self.sampled = np.zeros(int(ranks[-1]) + 1, bool)
+        self.sampled[[*self._sample.tolist(), *(rank for rank in self._late if rank < len(self.sampled))]] = True
 
 
 def _summed(before: Array, rank: Array, values: Array | None = None) -> Array:

@@ -236,12 +236,12 @@ class StepHistory:
     def means(self, first: int | None = None, last: int | None = None) -> Means | None:
         """The means of the columns that hold steps from ``first`` to ``last``; None where there is none."""
         with self._lock:
-            held = np.ones(len(self._first), bool)
+            mask = np.ones(len(self._first), bool)
             if first is not None:
-                held &= np.append(self._first[1:], self._last + 1) > first
+                mask &= np.append(self._first[1:], self._last + 1) > first
             if last is not None:
-                held &= self._first <= last
-            at = np.flatnonzero(held)
+                mask &= self._first <= last
+            at = np.flatnonzero(mask)
             if len(at) == 0:
                 return None
             held_here = slice(int(at[0]), int(at[-1]) + 1)

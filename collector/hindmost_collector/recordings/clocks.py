@@ -177,8 +177,8 @@ def _stopped_together(run: Run) -> bool:
     if not left.any():
         return False
     opened, ran = (
-        pd.DataFrame({name: table[name][held] for name in ("comm", "rank", "seq")}).groupby(["comm", "rank"])["seq"]
-        for table, held in ((run.in_flight, left), (run.collectives, run.collectives["peer"] < 0))
+        pd.DataFrame({name: table[name][mask] for name in ("comm", "rank", "seq")}).groupby(["comm", "rank"])["seq"]
+        for table, mask in ((run.in_flight, left), (run.collectives, run.collectives["peer"] < 0))
     )
     place = opened.min().combine_first(ran.max() + 1)  # what is enqueued behind what is open had not begun
     met = place.groupby("comm").agg(["min", "max", "size"])

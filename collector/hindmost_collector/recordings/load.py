@@ -86,7 +86,7 @@ def _load(path: Path, folder: Path) -> Run:
     met = [form for form in formats if found[form.NAME]]
     views, damage = read_undamaged(met, lambda form: form.load(found[form.NAME]))
     run = combine(path, views)
-    odd = _left_out(unrecognised, [file for held in found.values() for file in held])
+    odd = _left_out(unrecognised, [file for of_format in found.values() for file in of_format])
     return replace(run, notes=(*run.notes, *damage, *odd))
 
 
@@ -430,6 +430,6 @@ def marked(steps: Table, recorded: Table) -> Table:
         start = steps["start_ns"][mine]
         inside = np.flatnonzero((start < end) & (start + steps["duration_ns"][mine] > begin))
         if len(inside):
-            held = mine[max(inside[0] - _BEFORE, 0) : inside[-1] + _AFTER + 1]
-            kind[held[steps["kind"][held] == "train"]] = PROFILED
+            around = mine[max(inside[0] - _BEFORE, 0) : inside[-1] + _AFTER + 1]
+            kind[around[steps["kind"][around] == "train"]] = PROFILED
     return {**steps, "kind": kind.astype(np.str_)}

@@ -90,9 +90,9 @@ def _by_steps(run: Run, world: set[int], source: Mapping[str, str]) -> Run:
     cut = step_extents(run.steps)
     run = _noted(run, [_cut(source["steps"], one, aside=one.thin) for one in cut])
     thin = {one.rank for one in cut if one.thin}
-    kept = _within(run.steps["step"], cut) & ~np.isin(run.steps["rank"], sorted(thin))
+    mask = _within(run.steps["step"], cut) & ~np.isin(run.steps["rank"], sorted(thin))
     unseen = sorted((world - set(run.steps["rank"].tolist())) | thin)
-    steps = run.steps if kept.all() else select(run.steps, kept)
+    steps = run.steps if mask.all() else select(run.steps, mask)
     return replace(run, steps=steps, unrecorded=Unrecorded(tuple(unseen)) if unseen else run.unrecorded)
 
 
@@ -131,11 +131,11 @@ def _shortened(run: Run, cut: Sequence[Extent]) -> Run:
     table = run.collectives
     if all(extent.what == "step" for extent in cut):
         return without_waits(run, ~_within(table["step"], cut))
-    kept = np.ones(rows(table), bool)
+    mask = np.ones(rows(table), bool)
     for comm in np.unique(table["comm"]).tolist():
         mine = table["comm"] == comm
-        kept[mine] = _within(table["seq"][mine], cut)
-    return without_waits(run, ~kept)
+        mask[mine] = _within(table["seq"][mine], cut)
+    return without_waits(run, ~mask)
 
 
 def _within(number: Array, cut: Iterable[Extent]) -> Array:
@@ -149,9 +149,9 @@ def _within(number: Array, cut: Iterable[Extent]) -> Array:
 def _meet_separately(run: Run, seen: set[int]) -> bool:
     """Whether the ranks that were seen do not all meet in the same collectives."""
     table = run.collectives
-    kept = np.isin(table["rank"], sorted(seen)) & (table["peer"] < 0)
-    comms, which = np.unique(table["comm"][kept], return_inverse=True)
-    ranks, row = np.unique(table["rank"][kept], return_inverse=True)
+    mask = np.isin(table["rank"], sorted(seen)) & (table["peer"] < 0)
+    comms, which = np.unique(table["comm"][mask], return_inverse=True)
+    ranks, row = np.unique(table["rank"][mask], return_inverse=True)
     counts = np.zeros((len(comms), len(ranks)), np.int64)
     np.add.at(counts, (which, row), 1)
     used = counts.sum(axis=1) > _LEAST_SHARE * counts.sum()
@@ -166,14 +166,14 @@ def _together(run: Run, unseen: set[int]) -> float | None:
     """
     table = run.collectives
     code, names_of = codes(table["op"])
-    held = matching.synchronising(table, (code, names_of)) & ~np.isin(table["rank"], sorted(unseen))
-    steps = np.unique(table["step"][held])
-    if np.count_nonzero(held) < _OPERATIONS * len(np.unique(table["rank"][held])) or 1 < len(steps) < _STEPS:
+    mask = matching.synchronising(table, (code, names_of)) & ~np.isin(table["rank"], sorted(unseen))
+    steps = np.unique(table["step"][mask])
+    if np.count_nonzero(mask) < _OPERATIONS * len(np.unique(table["rank"][mask])) or 1 < len(steps) < _STEPS:
         return None
     import pandas as pd  # noqa: PLC0415 - where used: a whole recording does without
 
     columns = ("rank", "comm", "seq", "bytes", "duration_ns", "start_ns")
-    frame = pd.DataFrame({name: table[name][held] for name in columns} | {"op": code[held]})
+    frame = pd.DataFrame({name: table[name][mask] for name in columns} | {"op": code[mask]})
     shared = frame.groupby(["comm", "op", "seq"], sort=False).agg({"duration_ns": "min", "bytes": "max"}).reset_index()
     waited = 0.0
     for _, alike in shared.groupby("op"):
@@ -254,11 +254,11 @@ def step_extents(table: Table) -> list[Extent]:
 
 def operation_extents(table: Table) -> list[Extent]:
     """The same for operations, which members of a communicator number alike; in steps where those are known."""
-    held = np.flatnonzero((table["peer"] < 0) & (table["seq"] >= 0)) if rows(table) else np.empty(0, np.int64)
-    numbered = len(np.unique(table["step"][held]))
+    indices = np.flatnonzero((table["peer"] < 0) & (table["seq"] >= 0)) if rows(table) else np.empty(0, np.int64)
+    numbered = len(np.unique(table["step"][indices]))
     found: dict[int, Extent] = {}
-    for comm in np.unique(table["comm"][held]).tolist():
-        mine = held[table["comm"][held] == comm]
+    for comm in np.unique(table["comm"][indices]).tolist():
+        mine = indices[table["comm"][indices] == comm]
         ranks, first, last = _nearly_all(table["rank"][mine], table["seq"][mine])
         begin, end = int(first.min()), int(last.max())
         least = max(_OPERATIONS_AT_ONCE, _STEPS_AT_ONCE * (end - begin + 1) / numbered if numbered > 1 else 0)
@@ -266,7 +266,7 @@ def operation_extents(table: Table) -> list[Extent]:
             extent = Extent(rank, one, other, begin, end, "operation", float("inf"))
             if _is_cut(extent, least) and (rank not in found or extent.share < found[rank].share):
                 found[rank] = extent
-    return [_in_steps(one, table, held) for one in found.values()]
+    return [_in_steps(one, table, indices) for one in found.values()]
 
 
 def common(cut: Iterable[Extent]) -> tuple[float, float]:
@@ -284,10 +284,10 @@ def _is_cut(one: Extent, least: float) -> bool:
     return max(one.end - one.last, one.first - one.begin) > max(_AT_ONCE * count, least)
 
 
-def _in_steps(one: Extent, table: Table, held: Array) -> Extent:
+def _in_steps(one: Extent, table: Table, indices: Array) -> Extent:
     """The same in steps, where operations have them."""
-    step = table["step"][held]
-    mine = step[(table["rank"][held] == one.rank) & (step >= 0)]
+    step = table["step"][indices]
+    mine = step[(table["rank"][indices] == one.rank) & (step >= 0)]
     known = step[step >= 0]
     if not len(mine) or len(np.unique(known)) < _STEPS_AT_ONCE:
         return one

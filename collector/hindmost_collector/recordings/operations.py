@@ -102,8 +102,8 @@ def _sized(chosen: Table, other: Table, mine: Array, theirs: Array) -> Table:
         if len(ratio) == 1:
             every = chosen["op"] == op
             size[every], sized[every] = elements[every] * ratio[0], True
-    kept = {name: values for name, values in chosen.items() if name != "elements" or not sized.all()}
-    return {**kept, "bytes": size}
+    columns = {name: values for name, values in chosen.items() if name != "elements" or not sized.all()}
+    return {**columns, "bytes": size}
 
 
 #: A process is the rank whose operations it enqueued this many times sooner than any other's. In recorded jobs of 4
@@ -199,16 +199,16 @@ def with_steps(run: Run) -> Run:
     table = run.collectives
     if rows(run.steps) or not rows(table) or (table["step"] >= 0).any():
         return run
-    held = np.flatnonzero((table["peer"] < 0) & (table["seq"] >= 0) & (table["duration_ns"] >= 0))
-    comms, count = np.unique(table["comm"][held], return_counts=True)
-    if not len(comms) or count.max() < _IN_ONE * len(held):
+    indices = np.flatnonzero((table["peer"] < 0) & (table["seq"] >= 0) & (table["duration_ns"] >= 0))
+    comms, count = np.unique(table["comm"][indices], return_counts=True)
+    if not len(comms) or count.max() < _IN_ONE * len(indices):
         return run
-    held = held[table["comm"][held] == comms[np.argmax(count)]]
-    found = _steps(select(table, held))
+    indices = indices[table["comm"][indices] == comms[np.argmax(count)]]
+    found = _steps(select(table, indices))
     if found is None:
         return run
     step = np.full(rows(table), UNMEASURED, np.int64)
-    step[held] = found
+    step[indices] = found
     return replace(run, collectives={**table, "step": step})
 
 

@@ -39,12 +39,12 @@ def _column(name: str, dtype: Any, value: Any, length: int) -> Array:
 
 def concatenate(name: str, tables: Iterable[Table]) -> Table:
     """One table of all rows, in order; the empty table of that name where there are none."""
-    kept = [part for part in tables if rows(part)]
-    if len(kept) == 1:
-        return kept[0]
-    if not kept:
+    filled = [part for part in tables if rows(part)]
+    if len(filled) == 1:
+        return filled[0]
+    if not filled:
         return empty(TABLES[name])
-    return {column: np.concatenate([part[column] for part in kept]) for column in kept[0]}
+    return {column: np.concatenate([part[column] for part in filled]) for column in filled[0]}
 
 
 def select(part: Table, index: Array) -> Table:

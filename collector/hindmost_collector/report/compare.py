@@ -292,8 +292,8 @@ def _verdicts(a: Mapping[str, Any], b: Mapping[str, Any], least: int) -> dict[st
     than the ``least``, shows nothing. There it is in ``only_a`` or ``only_b``; what stops a run shows itself.
     """
     before, after = ({identity(one): one for one in run["verdicts"] if one["kind"] not in QUIET} for run in (a, b))
-    kept = [{"a": one, "b": after[key]} for key, one in before.items() if key in after]
-    found: dict[str, list[Any]] = {"gone": [], "new": [], "kept": kept, "only_a": [], "only_b": []}
+    in_both = [{"a": one, "b": after[key]} for key, one in before.items() if key in after]
+    found: dict[str, list[Any]] = {"gone": [], "new": [], "kept": in_both, "only_a": [], "only_b": []}
     for own, other, run, known, unknown in ((before, after, b, "gone", "only_a"), (after, before, a, "new", "only_b")):
         for key, one in own.items():
             if key not in other:
@@ -555,14 +555,14 @@ def _by(step: Mapping[str, Any]) -> tuple[str, str, str]:
 def _changes(verdicts: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     new = [("NEW", _WORSE, _sentence(one)) for one in verdicts["new"]]
     gone = [("GONE", _BETTER, _sentence(one)) for one in verdicts["gone"]]
-    kept = [("STILL", "", f"{_sentence(one['b'])}{_in_a(one)}") for one in verdicts["kept"]]
+    in_both = [("STILL", "", f"{_sentence(one['b'])}{_in_a(one)}") for one in verdicts["kept"]]
     both = (("only_a", "ONLY A", "B"), ("only_b", "ONLY B", "A"))
     only = [
         (label, "yellow", f"{_sentence(one)}; {other} could not be judged, and may have it too")
         for name, label, other in both
         for one in verdicts.get(name) or ()
     ]
-    return new + gone + kept + only
+    return new + gone + in_both + only
 
 
 def _sentence(one: Mapping[str, Any]) -> str:

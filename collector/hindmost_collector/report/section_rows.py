@@ -283,10 +283,10 @@ def _phases(one: _Run) -> dict[str, list[dict[str, Any]]]:
     values["caused"] = [row.get("caused_wait_ms") for row in listed]
     table = []
     for name, found in values.items():
-        held = usage.spread(np.array([np.nan if value is None else value for value in found], np.float64))
-        if held is None:
+        spread = usage.spread(np.array([np.nan if value is None else value for value in found], np.float64))
+        if spread is None:
             continue
-        least, low, middle, most, high = held
+        least, low, middle, most, high = spread
         table.append(
             {
                 "phase": columns.title_of(name),
@@ -319,19 +319,19 @@ def _fault(one: _Run, names: Iterable[str]) -> list[dict[str, Any]]:
     if span is None or one.seen is None:
         return []
     first, until = span
-    held = (one.seen.steps >= first) & (one.seen.steps < (np.inf if until is None else until))
-    if not held.any() or held.all():
+    mask = (one.seen.steps >= first) & (one.seen.steps < (np.inf if until is None else until))
+    if not mask.any() or mask.all():
         return []
     decided = columns.deciding(one.report)
     measures: dict[str, tuple[Floats, Floats]] = {}
-    period = np.broadcast_to(one.seen.period, (len(one.seen.ranks), len(held)))
-    measures["step"] = median(period[:, held], axis=1), median(period, axis=1)
+    period = np.broadcast_to(one.seen.period, (len(one.seen.ranks), len(mask)))
+    measures["step"] = median(period[:, mask], axis=1), median(period, axis=1)
     for name in dict.fromkeys(("self", "wait", "transfer", "caused", *names)):
         block = one.seen.planes.get(name)
         if block is None or np.isnan(block).all() or (name == "self" and one.seen.overlapped):
             continue
         level: Callable[[Floats], Floats] = mean if name == "caused" else partial(median, axis=1)
-        inside, whole = level(block[:, held]), level(block)
+        inside, whole = level(block[:, mask]), level(block)
         changed = np.nanmax(np.abs(inside - whole), initial=0.0) > CHANGED * one.seen.step
         if changed or name in ("caused", "self") or columns.title_of(name) in decided:
             measures[name] = inside, whole
@@ -427,9 +427,9 @@ def _file_seconds(run: Run) -> dict[int, float]:
     table = run.intervals
     if not rows(table):
         return {}
-    held = np.isin(table["name"], ("file_read", "file_write", "file_sync")) & (table["duration_ns"] >= 0)
-    known, row = np.unique(table["rank"][held], return_inverse=True)
-    total = np.bincount(row.ravel(), table["duration_ns"][held], len(known)) / 1e9
+    mask = np.isin(table["name"], ("file_read", "file_write", "file_sync")) & (table["duration_ns"] >= 0)
+    known, row = np.unique(table["rank"][mask], return_inverse=True)
+    total = np.bincount(row.ravel(), table["duration_ns"][mask], len(known)) / 1e9
     return dict(zip(known.tolist(), total.tolist(), strict=True))
 
 
@@ -481,8 +481,8 @@ _MOUNTS = 2
 def _mounts(one: _Run) -> list[tuple[str, str, str]]:
     """Node, device and mount point of each local file system."""
     found = {
-        (held.node, held.labels.get("device", ""), held.labels.get("mountpoint", ""))
-        for held in one.metrics.series("hindmost_node_filesystem_size_bytes")
+        (series.node, series.labels.get("device", ""), series.labels.get("mountpoint", ""))
+        for series in one.metrics.series("hindmost_node_filesystem_size_bytes")
     }
     return sorted(found, key=lambda place: (len(place[2]), place))
 

@@ -326,13 +326,17 @@ def shown(found: Sections, chosen: Chosen | None = None) -> list[Shown]:
     for name, section in SECTIONS.items():
         for key, table in section.tables.items():
             whole = [row for row in (found.get(name) or {}).get(key) or () if _says(row, table.columns[1:])]
-            held = [row for row in whole if chosen is None or chosen.has(table, row)]
-            if key == "fault" and held:
-                tables.append(_side_by_side(held, section.title))
+            chosen_rows = [row for row in whole if chosen is None or chosen.has(table, row)]
+            if key == "fault" and chosen_rows:
+                tables.append(_side_by_side(chosen_rows, section.title))
                 continue
-            used = tuple(column for column in table.columns if any(row.get(column.key) is not None for row in held))
-            if held and used:
-                tables.append(Shown(name, key, section.title, table.about, used, held, len(whole) - len(held)))
+            used = tuple(
+                column for column in table.columns if any(row.get(column.key) is not None for row in chosen_rows)
+            )
+            if chosen_rows and used:
+                tables.append(
+                    Shown(name, key, section.title, table.about, used, chosen_rows, len(whole) - len(chosen_rows))
+                )
     return tables
 
 
@@ -341,20 +345,20 @@ def _says(row: Mapping[str, Any], rest: Iterable[Column]) -> bool:
     return any(row.get(column.key) is not None for column in rest)
 
 
-def _side_by_side(held: list[dict[str, Any]], title: str) -> Shown:
+def _side_by_side(tables: list[dict[str, Any]], title: str) -> Shown:
     """The rows of a fault, a column for each measure that is another in its steps than in the whole run."""
-    steps = [row["whole_run_ms"] for row in held if row["measure"] == "step"]
+    steps = [row["whole_run_ms"] for row in tables if row["measure"] == "step"]
     least = CHANGED * max((ms for ms in steps if ms is not None), default=0.0)
     named, by_rank = ["step"], dict[int, dict[str, Any]]()
-    for row in held:
+    for row in tables:
         measured = None not in (row["ms"], row["whole_run_ms"])
         by_rank.setdefault(row["rank"], {"rank": row["rank"]})[row["measure"]] = (
             f"{columns.number(row['ms'])} ({columns.number(row['whole_run_ms'])})" if measured else None
         )
         if measured and abs(row["ms"] - row["whole_run_ms"]) > least and row["measure"] not in named:
             named.append(row["measure"])
-    until = "" if held[0]["until_step"] is None else f" to before {held[0]['until_step']}"
-    steps_of = f"{held[0]['since_step']}{until or ' to the last'}"
+    until = "" if tables[0]["until_step"] is None else f" to before {tables[0]['until_step']}"
+    steps_of = f"{tables[0]['since_step']}{until or ' to the last'}"
     about = f"ms per step in steps {steps_of}, medians but of caused wait; in brackets in the whole run."
     shown_columns = (RANK, *(Column(name, name, "words") for name in named))
     return Shown("phases", "fault", title, about, shown_columns, list(by_rank.values()))

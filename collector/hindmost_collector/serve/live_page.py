@@ -202,8 +202,8 @@ def range_of(text: str | None) -> tuple[int | None, int | None]:
 
 
 def _row(job: LiveJob, state: str, why: str) -> dict[str, Any]:
-    held = job.verdicts()
-    first = held[0] if held else {}
+    verdicts = job.verdicts()
+    first = verdicts[0] if verdicts else {}
     return {
         "id": job.id,
         "command": job.command,

@@ -143,15 +143,15 @@ class LiveTables:
     def _values(self) -> Iterable[tuple[Cell, float]]:
         """The value of each series that has a cell: of two schemas with one series, that which came last."""
         newest = self._parts.nodes.newest()
-        self._held = {origin: held for origin, held in self._held.items() if origin in newest}
+        self._held = {origin: row for origin, row in self._held.items() if origin in newest}
         found: dict[tuple[str, Cell, str], float] = {}
         for origin, block in sorted(newest.items(), key=lambda item: item[1].last_ns):
             schema = self._parts.definitions.schemas.get(origin.schema)
             if schema is None:
                 continue
-            held = self._updated(origin, block)
+            row = self._updated(origin, block)
             for at, where, series, counter in self._plan(origin.node, origin.schema, schema):
-                value = held.rates[at] if counter else held.values[at]
+                value = row.rates[at] if counter else row.values[at]
                 if value == value:  # noqa: PLR0124 - false for NaN only
                     found[origin.node, where, series] = float(value)
         return [(where, value) for (_, where, _), value in found.items()]

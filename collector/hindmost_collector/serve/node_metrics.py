@@ -131,8 +131,8 @@ class NodeMetrics:
         if level != self._level:
             self._lines, self._level = {}, level
         alike: dict[frozenset[int], list[str]] = defaultdict(list)
-        for node, held in nodes.items():
-            alike[frozenset(held)].append(node)
+        for node, metrics in nodes.items():
+            alike[frozenset(metrics)].append(node)
         known = self._doubled
         self._doubled = {
             refs: known.get(refs) or _shared({ref: nodes[members[0]][ref].schema for ref in refs})

@@ -46,8 +46,8 @@ def _truth(scenario: Scenario, draws: Draws, timing: engine.Timing) -> Truth:
     total = int(timing.finish[-1].max())
     active = engine.activity(scenario, draws, faults)
 
-    def without(kept: Sequence[Fault]) -> int:
-        return int(engine.run(scenario, draws, kept).finish[-1].max())
+    def without(remaining: Sequence[Fault]) -> int:
+        return int(engine.run(scenario, draws, remaining).finish[-1].max())
 
     each = [without([*faults[:i], *faults[i + 1 :]]) for i in range(len(faults))] if len(faults) > 1 else []
     repaired = without([]) if faults else total

@@ -381,8 +381,8 @@ def run(scenario: Scenario, draws: Draws, faults: Sequence[Fault]) -> Timing:
     reached = np.zeros((scenario.steps, len(plan.items) + 1, scenario.ranks))
     for step in range(scenario.steps):
         if step:  # the host may run ahead of the GPU by so many steps
-            held = step - 1 - scenario.run_ahead
-            begin[step] = np.maximum(issued[step - 1], finish[held] if held >= 0 else 0.0)
+            awaited = step - 1 - scenario.run_ahead
+            begin[step] = np.maximum(issued[step - 1], finish[awaited] if awaited >= 0 else 0.0)
         launch = begin[step] + launching[step]
         issued[step] = launch + issuing[step]
         copied[step] = np.maximum(finish[step - 1], launch) + plan.h2d[step] + stalled[step]
@@ -489,11 +489,11 @@ def standing(scenario: Scenario) -> list[Standing]:
         if isinstance(item, Collective):
             wrong = parted & ~stuck if place == _parting(scenario) else np.zeros_like(stuck)
             kept_up = known[item.groups].latest((stuck | wrong | pending[item.groups]).astype(float)) > 0
-            held = kept_up & ~stuck
-            entered = ((item.op, held & ~wrong), (INSTEAD[item.op], wrong))
+            mask = kept_up & ~stuck
+            entered = ((item.op, mask & ~wrong), (INSTEAD[item.op], wrong))
             found += [Standing(place, op, np.flatnonzero(who)) for op, who in entered if who.any()]
-            pending[item.groups] |= held
-            stuck = stuck | wrong | (held if item.blocking else False)
+            pending[item.groups] |= mask
+            stuck = stuck | wrong | (mask if item.blocking else False)
         elif not isinstance(item, Compute):
             stuck = np.logical_or.reduce([stuck, *pending.values()])
     return found

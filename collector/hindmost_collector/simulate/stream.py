@@ -295,18 +295,18 @@ class Job:
         stopped = stopped_ns(self.scenario, self.timing)
         for seen in stopped + np.append(SOON_S, np.arange(every_s, SEEN_SECONDS + every_s, every_s)) * 1e9:
             read = self._samples(since, seen)
-            held = in_flight(self.scenario, self.draws, self.timing, int(seen))
-            for node, inside in zip(self.nodes, self._by_node(held), strict=True):
+            open_calls = in_flight(self.scenario, self.draws, self.timing, int(seen))
+            for node, inside in zip(self.nodes, self._by_node(open_calls), strict=True):
                 batch = self._batch(node, *read)
                 batch.rank_states.extend(self._state(rank, inside, int(seen)) for rank in self.ranks(node))
                 yield node, seen / 1e9, wire.AgentMessage(batch=batch)
             since = seen
 
-    def _state(self, rank: int, held: Table, seen: int) -> wire.RankState:
+    def _state(self, rank: int, open_calls: Table, seen: int) -> wire.RankState:
         """A rank that runs, and what it is inside of."""
-        mine = np.flatnonzero(held["rank"] == rank)
-        columns = (held[name][mine].tolist() for name in ("kind", "name", "comm", "seq"))
-        began = (held["start_ns"][mine] - EPOCH_NS + NODE_BASE_NS).tolist()
+        mine = np.flatnonzero(open_calls["rank"] == rank)
+        columns = (open_calls[name][mine].tolist() for name in ("kind", "name", "comm", "seq"))
+        began = (open_calls["start_ns"][mine] - EPOCH_NS + NODE_BASE_NS).tolist()
         inside = [
             wire.InFlight(kind=kind, name=name, comm=comm, seq=seq, start_ns=start)
             for kind, name, comm, seq, start in zip(*columns, began, strict=True)
@@ -317,8 +317,8 @@ class Job:
     def _samples(self, since: float, until: float) -> tuple[Any, dict[Metric, Any]]:
         """When samples were taken between two times, and of each metric the values of all ranks."""
         at, samples = self._sampled
-        held = np.flatnonzero((at >= since) & (at < until))
-        return at[held], {metric: values[held] for metric, values in samples.items()}
+        indices = np.flatnonzero((at >= since) & (at < until))
+        return at[indices], {metric: values[indices] for metric, values in samples.items()}
 
     def _batch(self, node: int, at: Any, samples: dict[Metric, Any]) -> wire.Batch:
         """A node's next batch, with its samples."""

@@ -166,9 +166,9 @@ def _dump(run: Run, rank: int, operations: Table, steps: Table) -> dict[str, Any
     """What the Flight Recorder of a rank holds: the collectives of its last step, and what of the next is open."""
     table, groups = run.communicators, {}
     for comm in table["comm"][table["rank"] == rank].tolist():
-        held = np.flatnonzero(table["comm"] == comm)
-        members = table["rank"][held[np.argsort(table["rank_in"][held])]].tolist()
-        groups[f"{comm:x}"] = {"name": f"{comm:x}", "desc": str(table["name"][held[0]]), "ranks": str(members)}
+        indices = np.flatnonzero(table["comm"] == comm)
+        members = table["rank"][indices[np.argsort(table["rank_in"][indices])]].tolist()
+        groups[f"{comm:x}"] = {"name": f"{comm:x}", "desc": str(table["name"][indices[0]]), "ranks": str(members)}
     last = (operations["step"] == operations["step"].max(initial=-1)) & (operations["peer"] < 0)
     ended = zip(
         *(operations[name][last].tolist() for name in ("comm", "seq", "op")),
@@ -197,10 +197,10 @@ def _entry(groups: dict[str, Any], operation: tuple[int, int, str, int], state: 
 def _samples(run: Run) -> list[str]:
     """Every GPU's samples, the GPU called by the number of its rank."""
     table, index = run.metrics, dict(zip(run.ranks["gpu_uuid"].tolist(), run.ranks["rank"].tolist(), strict=True))
-    held = {name: np.flatnonzero(table["name"] == name) for name, _ in _SAMPLED.values()}
-    first = next(iter(held.values()))
+    rows_of = {name: np.flatnonzero(table["name"] == name) for name, _ in _SAMPLED.values()}
+    first = next(iter(rows_of.values()))
     gpus = [index[json.loads(label)["gpu_uuid"]] for label in table["labels"][first].tolist()]
-    columns = [(table["value"][held[name]] / factor).round(1) for name, factor in _SAMPLED.values()]
+    columns = [(table["value"][rows_of[name]] / factor).round(1) for name, factor in _SAMPLED.values()]
     found = [f"t_ns,gpu,{','.join(_SAMPLED)}\n"]
     for time, gpu, *values in zip(table["time_ns"][first].tolist(), gpus, *columns, strict=True):
         found.append(f"{time},{gpu},{','.join(f'{value:g}' for value in values)}\n")

@@ -254,9 +254,9 @@ def reduced(samples: pa.Table) -> dict[str, dict[str, Any]]:
     """The same as columns, and ``last_ns``: when each interval's last sample was taken."""
     codes = [_codes(samples.column(name)) for name in _SERIES]
     times, values = samples.column("time_ns").to_numpy(), samples.column("value").to_numpy()
-    kept = np.isfinite(values)
-    if not kept.all():
-        codes, times, values = [column[kept] for column in codes], times[kept], values[kept]
+    finite = np.isfinite(values)
+    if not finite.all():
+        codes, times, values = [column[finite] for column in codes], times[finite], values[finite]
     words = [samples.column(name).chunk(0).dictionary for name in _SERIES]
     return {name: _level(width, codes, words, times, values) for name, width in schema.LEVELS.items()}
 

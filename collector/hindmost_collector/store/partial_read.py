@@ -47,9 +47,9 @@ class PartialRead(NamedTuple):
     @property
     def note(self) -> str:
         """What to say of it."""
-        kept, every = self.kept_ns / 1e9, self.every_ns / 1e9
+        length, every = self.kept_ns / 1e9, self.every_ns / 1e9
         calls = "" if self.calls_ns is None else f" ({self.calls_ns / 1e9:.3g} s of collectives)"
-        return f"to stay in memory, {kept:.3g} s of every {every:.3g} s{calls} were read; `hindmost query` reads all"
+        return f"to stay in memory, {length:.3g} s of every {every:.3g} s{calls} were read; `hindmost query` reads all"
 
     def kept_of(self, table: str) -> int:
         """Ns of each period that are kept of a table."""
@@ -128,8 +128,8 @@ def read(path: Path, table: str, part: PartialRead) -> pa.Table:
     with pq.ParquetFile(path, page_checksum_verification=True) as file:
         schema = file.schema_arrow
         batches = (_of(batch, table, column, part) for batch in _batches(file, table, column, part))
-        kept = [piece for piece in batches if piece.num_rows]
-        return pa.Table.from_batches(kept, schema) if kept else schema.empty_table()
+        filled = [piece for piece in batches if piece.num_rows]
+        return pa.Table.from_batches(filled, schema) if filled else schema.empty_table()
 
 
 def _batches(file: pq.ParquetFile, table: str, column: str, part: PartialRead) -> Iterator[pa.RecordBatch]:

@@ -104,9 +104,9 @@ class Encoder:
         whole = ~any_missing
         parts = [self._whole(node, ref, schema, times_ms, values, whole)] if whole.any() else []
         for column in np.flatnonzero(any_missing & ~missing.all(axis=0)).tolist():
-            kept = ~missing[:, column]
+            mask = ~missing[:, column]
             parts.append(
-                one_series(_labels(schema, column, node, self._job_label), times_ms[kept], values[kept, column])
+                one_series(_labels(schema, column, node, self._job_label), times_ms[mask], values[mask, column])
             )
         return b"".join(parts)
 

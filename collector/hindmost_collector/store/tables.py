@@ -102,12 +102,12 @@ class Tables(ABC):
         steps = self.table("steps", "job", "rank", "step", "kind", *named.values())
         parts = []
         for name, column in named.items():
-            held = steps.filter(pc.greater_equal(steps[column], 0))
-            phase = pa.array([name] * len(held), pa.string())
+            measured = steps.filter(pc.greater_equal(steps[column], 0))
+            phase = pa.array([name] * len(measured), pa.string())
             parts.append(
-                held.select(["job", "rank", "step", "kind"])
+                measured.select(["job", "rank", "step", "kind"])
                 .append_column("phase", phase)
-                .append_column("duration_ns", held[column])
+                .append_column("duration_ns", measured[column])
             )
         return pa.concat_tables(parts)
 

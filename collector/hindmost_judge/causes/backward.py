@@ -255,9 +255,9 @@ def _of_alike(mine: Floats, exact: Floats, most: Floats, token: Ints) -> Floats:
     """
     found, bound = exact.copy(), np.fmin(most, mine)
     for kind in np.unique(token):
-        held = token == kind
-        found[held] = np.where(np.isnan(found[held]), median(exact[held]), found[held])
-        bound[held] = np.fmin(bound[held], np.fmin.reduce(most[held]))
+        mask = token == kind
+        found[mask] = np.where(np.isnan(found[mask]), median(exact[mask]), found[mask])
+        bound[mask] = np.fmin(bound[mask], np.fmin.reduce(most[mask]))
     known = exact if not np.isnan(exact - mine).all() else bound
     compared = np.flatnonzero(~np.isnan(known - mine))
     if not len(compared):

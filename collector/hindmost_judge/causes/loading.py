@@ -100,20 +100,20 @@ def of(blocks: Blocks, columns: Array | None = None) -> Loading | None:
     if inputs is None or blocks.samples is None:
         return None
     steps = None if columns is None or scattered(columns) else columns
-    held = np.arange(len(blocks.steps)) if steps is None else steps
-    period = average(blocks.period[held])
-    waited = or_zero(mean(inputs[:, held])) / period
+    chosen = np.arange(len(blocks.steps)) if steps is None else steps
+    period = average(blocks.period[chosen])
+    waited = or_zero(mean(inputs[:, chosen])) / period
 
     def level(name: str) -> Floats:
         found = blocks.samples.level(name, steps) if blocks.samples is not None else None
         return np.full(len(blocks.ranks), np.nan) if found is None else found
 
     workers = or_zero(level("children")) >= _WORKERS
-    queue, own = blocks.parts.get("self_runqueue", blocks.parts.get("runqueue")), blocks.self_time[:, held]
+    queue, own = blocks.parts.get("self_runqueue", blocks.parts.get("runqueue")), blocks.self_time[:, chosen]
     queued = np.full(len(blocks.ranks), np.nan)
     if queue is not None and own.any():  # it queues in its input as in the rest of its self time
-        part = np.clip(mean(inputs[:, held]) / np.maximum(mean(own), 1.0), 0.0, 1.0)
-        queued = mean(queue[:, held]) / period * part
+        part = np.clip(mean(inputs[:, chosen]) / np.maximum(mean(own), 1.0), 0.0, 1.0)
+        queued = mean(queue[:, chosen]) / period * part
     return Loading(
         workers=workers,
         waited=waited,

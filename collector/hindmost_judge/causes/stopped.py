@@ -98,14 +98,14 @@ def in_collectives(blocks: Blocks, settings: Settings) -> Blocks:
     steps = found[0].steps if found else np.zeros(0, np.int64)
     if not found or not bears_out(blocks, rows[0], float(extra[rows[0], steps].sum() / np.nansum(blocks.period))):
         return blocks
-    late, held = np.zeros_like(extra), np.zeros_like(blocks.intervals)
+    late, stopped = np.zeros_like(extra), np.zeros_like(blocks.intervals)
     late[:, steps] = extra[:, steps]
-    held[:, np.searchsorted(blocks.interval_step, steps)] = extra[:, steps]
+    stopped[:, np.searchsorted(blocks.interval_step, steps)] = extra[:, steps]
     return replace(
         blocks,
         self_time=blocks.self_time + late,
         delay=blocks.delay + late - peers_median(late),
-        intervals=blocks.intervals + held - peers_median(held),
+        intervals=blocks.intervals + stopped - peers_median(stopped),
         transfer=blocks.transfer - late[rows[0]],
         wait=blocks.wait + late[rows[0]] - late,
     )

@@ -472,8 +472,8 @@ def _longer_computing(blocks: Blocks, row: int, columns: Array) -> float:
         return 0.0
     own = matching.self_time(grid, blocks.overlapping)[row]
     launched = grid.start[row] - grid.enqueue[row] > or_zero(own) + CLOCKS_NS
-    held = np.isin(blocks.interval_step, columns) & launched & ~blocks.overlapping
-    return max(float(np.nan_to_num(blocks.intervals[row, held]).sum()) / len(columns), 0.0)
+    mask = np.isin(blocks.interval_step, columns) & launched & ~blocks.overlapping
+    return max(float(np.nan_to_num(blocks.intervals[row, mask]).sum()) / len(columns), 0.0)
 
 
 #: How many times the peers' rate makes a rate this rank's own.

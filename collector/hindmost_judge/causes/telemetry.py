@@ -103,18 +103,18 @@ class Metrics:
         if name not in self._names:
             return None
         one = self._names.index(name)
-        held = self._order[self._first[one] : self._first[one + 1]]
+        indices = self._order[self._first[one] : self._first[one + 1]]
         if self._span is not None:
-            taken = self._table["time_ns"][held]
-            held = held[(taken >= self._span[0]) & (taken <= self._span[1])]
-            if not len(held):
+            taken = self._table["time_ns"][indices]
+            indices = indices[(taken >= self._span[0]) & (taken <= self._span[1])]
+            if not len(indices):
                 return None
-        key, time = self._label[held] * len(self.nodes) + self._node[held], self._table["time_ns"][held]
+        key, time = self._label[indices] * len(self.nodes) + self._node[indices], self._table["time_ns"][indices]
         order = np.lexsort((time, key))
-        key, held = key[order], held[order]
+        key, indices = key[order], indices[order]
         begin = np.flatnonzero(np.diff(key, prepend=-1))
         label, node = np.divmod(key[begin], len(self.nodes))
-        value = self._table["value"][held].astype(np.float64)
+        value = self._table["value"][indices].astype(np.float64)
         return MetricSamples(time[order], value, np.append(begin, len(key)), label, node)
 
     def series(self, name: str) -> Iterator[Series]:
@@ -292,13 +292,13 @@ class Column:
     seconds: Floats | None = None
     averaged: bool = False
 
-    def level(self, ranks: int, held: Array) -> Floats:
+    def level(self, ranks: int, inside: Array) -> Floats:
         """[R] median or mean of a gauge, or rate of a rank's counters together, over the samples ``held`` [N]."""
-        row, value = self.row[held], self.value[held]
+        row, value = self.row[inside], self.value[inside]
         out = np.full(ranks, np.nan)
         if self.seconds is not None:
-            series, first, which = np.unique(self.series[held], return_index=True, return_inverse=True)
-            rates = np.bincount(which, value, len(series)) / np.bincount(which, self.seconds[held], len(series))
+            series, first, which = np.unique(self.series[inside], return_index=True, return_inverse=True)
+            rates = np.bincount(which, value, len(series)) / np.bincount(which, self.seconds[inside], len(series))
             sums, known = np.bincount(row[first], rates, ranks), np.bincount(row[first], minlength=ranks) > 0
             return np.where(known, sums, np.nan)
         if self.averaged:
@@ -345,7 +345,9 @@ class Samples:
         column = self.sampled_column(name)
         if column is None:
             return None
-        inside, over_all = (column.level(len(self._ranks), self._inside(column.time, held)) for held in (steps, None))
+        inside, over_all = (
+            column.level(len(self._ranks), self._inside(column.time, chosen)) for chosen in (steps, None)
+        )
         return np.where(np.isnan(inside), over_all, inside)
 
     def rise(self, name: str, first: int, stop: int) -> Floats | None:
@@ -382,8 +384,8 @@ class Samples:
         column = self.sampled_column(name)
         if column is None:
             return None
-        held = self._inside(column.time, steps)
-        return column.row[held], column.value[held]
+        inside = self._inside(column.time, steps)
+        return column.row[inside], column.value[inside]
 
     def per_sample(self, name: str, row: int, per_step: Floats) -> tuple[Floats, Floats, Floats] | None:
         """For each sample of a rank's counter within the steps: its seconds [N], its rise [N], and its part of
@@ -396,10 +398,10 @@ class Samples:
             return None
         seconds = column.seconds
         since, until = (column.time + half * seconds * 1e9 for half in (-0.5, 0.5))
-        held = (column.row == row) & (since >= self._bounds[0]) & (until <= self._bounds[-1])
+        mask = (column.row == row) & (since >= self._bounds[0]) & (until <= self._bounds[-1])
         passed = np.append(0.0, np.cumsum(per_step))
-        fell = np.interp(until[held], self._bounds, passed) - np.interp(since[held], self._bounds, passed)
-        return seconds[held], column.value[held], fell
+        fell = np.interp(until[mask], self._bounds, passed) - np.interp(since[mask], self._bounds, passed)
+        return seconds[mask], column.value[mask], fell
 
     def sampled_column(self, name: str) -> Column | None:
         """Samples are read when first asked for: most runs need few of them."""
@@ -472,6 +474,6 @@ def _column(metrics: Metrics, source: Source, ranks: Ints) -> Column | None:
 def rises(series: Ints, time: Array, value: Floats) -> tuple[Ints, Array, Floats, Floats]:
     """Rises of counters and the seconds they took, at the middle between two samples; a reset counts from zero."""
     lasted, rise = np.diff(time), np.diff(value)
-    held = (series[1:] == series[:-1]) & (lasted > 0)
+    mask = (series[1:] == series[:-1]) & (lasted > 0)
     rise = np.where(rise < 0, value[1:], rise)
-    return series[1:][held], ((time[1:] + time[:-1]) // 2)[held], rise[held], lasted[held] / 1e9
+    return series[1:][mask], ((time[1:] + time[:-1]) // 2)[mask], rise[mask], lasted[mask] / 1e9

@@ -223,11 +223,11 @@ def _sureness(edge: int, steps: Ints, more: Floats, around: int) -> float:
 def segments_within(first: int, stop: int, own: list[Slowdown], blocks: Blocks) -> list[Slowdown]:
     """The slowdowns of one segment: what is late throughout as one, and what is on top of it for a while."""
     found: dict[Slowdown, Slowdown] = {}
-    held = {slowdown: (max(slowdown.first, first), min(slowdown.stop, stop)) for slowdown in own}
-    on_top = [one for one, (begin, end) in held.items() if _NEAR < end - begin < stop - first - _NEAR]
-    base = _part(own[0], first, stop, blocks, tuple(held[one] for one in on_top if one.outer not in on_top))
+    spans = {slowdown: (max(slowdown.first, first), min(slowdown.stop, stop)) for slowdown in own}
+    on_top = [one for one, (begin, end) in spans.items() if _NEAR < end - begin < stop - first - _NEAR]
+    base = _part(own[0], first, stop, blocks, tuple(spans[one] for one in on_top if one.outer not in on_top))
     for one in sorted(on_top, key=lambda one: one.first - one.stop):
-        begin, end = held[one]
+        begin, end = spans[one]
         inner = tuple((max(a, begin), min(b, end)) for a, b in one.inner if a < end and b > begin)
         found[one] = replace(
             one, first=begin, stop=end, inner=inner, outer=found.get(one.outer, base) if one.outer else base

@@ -88,7 +88,7 @@ def find(run: Run, step_ns: float, settings: Settings) -> Hang | None:
     """The run's hang or divergence, ``None`` if every open operation is young. ``step_ns`` is the p99 step time."""
     limit = settings.hang_timeout_ns(step_ns)
     waiting, messages = _open_operations(run), _messages(run)
-    stuck = {comm: held for comm, held in waiting.items() if max(one.waited for one in held) >= limit}
+    stuck = {comm: waits for comm, waits in waiting.items() if max(one.waited for one in waits) >= limit}
     late = [message for message in messages if message.waited >= limit]
     seen = _last_seen(run) if late else {}
     late = [message for message in late if message.peer is None or seen.get(message.peer, 0) <= message.start + limit]
@@ -143,8 +143,8 @@ def _of_no_age(run: Run, waiting: dict[int, list[Wait]]) -> Hang | None:
     Only that distinguishes a stop from a moment of a running job, in which operations are open too."""
     table = run.in_flight
     pairs = set(table["comm"][table["kind"] == "p2p"].tolist())
-    together = {comm: held for comm, held in waiting.items() if comm not in pairs}
-    stuck = {comm: held for comm, held in together.items() if all(one.waited == UNMEASURED for one in held)}
+    together = {comm: waits for comm, waits in waiting.items() if comm not in pairs}
+    stuck = {comm: waits for comm, waits in together.items() if all(one.waited == UNMEASURED for one in waits)}
     parted = _divergence(together)
     if parted is not None and run.job.source != Job.source:
         ran = run.collectives
@@ -171,10 +171,10 @@ def _left_behind(
 ) -> Hang:
     """The ranks that did not come, upstream of every rank that waits too long; or a circle of ranks that wait for each
     other; or ranks that ran an operation that no other rank ran."""
-    blocked = {one.rank for held in waiting.values() for one in held} | {wait.rank for wait in messages}
-    missing = {comm: _missing(run, comm, held) for comm, held in waiting.items()}
+    blocked = {one.rank for waits in waiting.values() for one in waits} | {wait.rank for wait in messages}
+    missing = {comm: _missing(run, comm, waits) for comm, waits in waiting.items()}
     node = {comm: -1 - place for place, comm in enumerate(waiting)}
-    edges = [Edge(one.rank, node[comm]) for comm, held in waiting.items() for one in held]
+    edges = [Edge(one.rank, node[comm]) for comm, waits in waiting.items() for one in waits]
     edges += [Edge(node[comm], rank) for comm, ranks in missing.items() for rank in ranks]
     ways = {True: Way.RECEIVE, False: Way.SEND}
     edges += [Edge(wait.rank, wait.peer, ways[wait.sends]) for wait in messages if wait.peer is not None]
@@ -186,7 +186,7 @@ def _left_behind(
     if crossed is not None:
         return crossed
     since: dict[int, int] = {}
-    held_up = [(rank, one.start) for comm, held in waiting.items() for one in held for rank in missing[comm]]
+    held_up = [(rank, one.start) for comm, waits in waiting.items() for one in waits for rank in missing[comm]]
     for rank, start in [*held_up, *((wait.peer, wait.start) for wait in messages if wait.peer is not None)]:
         since[rank] = max(since.get(rank, 0), start)
     culprits, unproven = _culprits(run, [*found.roots], blocked, since)
@@ -197,12 +197,12 @@ def _left_behind(
         direct = [wait for wait in messages if wait.peer in {*culprits, *unproven}] or late
         stop = _stop("hang", culprits, blocked - {*culprits}, direct, _doing(run, culprits, direct))
         return replace(stop, unproven=tuple(unproven), waits=tuple(direct))
-    held = waiting[comm]
-    entered = {one.rank for one in held}
+    waits = waiting[comm]
+    entered = {one.rank for one in waits}
     others = _other_operations(run, comm, sorted(members(run, comm) - entered), entered)
     if others:
-        return _stop("desync", sorted(others), blocked - {*others}, held, others)
-    stop = _stop("hang", culprits, blocked - {*culprits}, held, _doing(run, culprits, held))
+        return _stop("desync", sorted(others), blocked - {*others}, waits, others)
+    stop = _stop("hang", culprits, blocked - {*culprits}, waits, _doing(run, culprits, waits))
     return replace(stop, unproven=tuple(unproven))
 
 
@@ -236,7 +236,9 @@ def _deadlock(
     for rank, after in zip(cycle, (*cycle[1:], cycle[0]), strict=True):
         message = next((wait for wait in messages if (wait.rank, wait.peer) == (rank, after)), None)
         comms = (
-            comm for comm, held in waiting.items() if after in missing[comm] and rank in {one.rank for one in held}
+            comm
+            for comm, waiting_there in waiting.items()
+            if after in missing[comm] and rank in {one.rank for one in waiting_there}
         )
         inside = [] if message is not None else waiting[next(comms)]
         waits.append(message or replace(next(one for one in inside if one.rank == rank), peer=after))
@@ -309,7 +311,7 @@ def _crossed(run: Run, stuck: dict[int, list[Wait]], missing: dict[int, list[int
 
     The wrong side is known where both have the same members: the smaller one."""
     comm = max(stuck, key=lambda one: len(stuck[one]))
-    elsewhere = [(other, one) for other, held in stuck.items() if other != comm for one in held]
+    elsewhere = [(other, one) for other, waits in stuck.items() if other != comm for one in waits]
     met = [(other, one) for other, one in elsewhere if one.rank in missing[comm]]
     if not met:
         return None
@@ -378,7 +380,7 @@ def _open_operations(run: Run) -> dict[int, list[Wait]]:
     for i in np.flatnonzero(np.isin(table["kind"], [*_COLLECTIVE]) & ~_in_message(run)).tolist():
         rank, comm, start, seq = (int(table[name][i]) for name in ("rank", "comm", "start_ns", "seq"))
         found.setdefault(comm, []).append(Wait(rank, str(table["name"][i]), comm, start, waited[i], seq))
-    return {comm: _frontier(held) for comm, held in found.items()}
+    return {comm: _frontier(waits) for comm, waits in found.items()}
 
 
 def _waited(run: Run) -> list[int]:
@@ -440,32 +442,32 @@ def _last_seen(run: Run) -> dict[int, int]:
     return latest
 
 
-def _frontier(held: list[Wait]) -> list[Wait]:
+def _frontier(waits: list[Wait]) -> list[Wait]:
     """Each rank's lowest open sequence, and of those the ones at the communicator's lowest."""
     lowest: dict[int, Wait] = {}
-    for one in sorted(held, key=lambda one: one.seq):
+    for one in sorted(waits, key=lambda one: one.seq):
         lowest.setdefault(one.rank, one)
     first = min(one.seq for one in lowest.values())
     return [one for one in lowest.values() if one.seq == first]
 
 
 def _divergence(stuck: dict[int, list[Wait]]) -> Hang | None:
-    for held in stuck.values():
-        names = [one.op for one in held]
+    for waits in stuck.values():
+        names = [one.op for one in waits]
         if len(set(names)) > 1 and not _MEET.issuperset(names):
             common = max(sorted(set(names)), key=names.count)
-            return _parted([one for one in held if one.op == common], [one for one in held if one.op != common])
+            return _parted([one for one in waits if one.op == common], [one for one in waits if one.op != common])
     return None
 
 
-def _missing(run: Run, comm: int, held: list[Wait]) -> list[int]:
+def _missing(run: Run, comm: int, waits: list[Wait]) -> list[int]:
     """Members of the communicator that have neither finished nor entered its frontier."""
-    seq = held[0].seq
-    entered = {wait.rank for wait in held}
+    seq = waits[0].seq
+    entered = {wait.rank for wait in waits}
     table = run.collectives
     passed = (table["comm"] == comm) & (table["seq"] >= seq)
     if _counted_apart(table, np.flatnonzero(table["comm"] == comm)):
-        passed &= table["op"] == held[0].op
+        passed &= table["op"] == waits[0].op
     return sorted(members(run, comm) - entered - set(table["rank"][passed].tolist()))
 
 
@@ -539,18 +541,18 @@ def find_mismatch(run: Run, *, stopped: bool = False) -> Mismatch | None:
     return min(found, key=lambda one: one.start_ns, default=None)
 
 
-def _in_communicator(table: Table, op: Ints, names: list[str], held: Array) -> Mismatch | None:
-    if _alike(table["seq"][held], op[held]) or _counted_apart(table, held):
+def _in_communicator(table: Table, op: Ints, names: list[str], indices: Array) -> Mismatch | None:
+    if _alike(table["seq"][indices], op[indices]) or _counted_apart(table, indices):
         return None
-    held = held[np.argsort(table["seq"][held], kind="stable")]
-    seq = table["seq"][held]
+    indices = indices[np.argsort(table["seq"][indices], kind="stable")]
+    seq = table["seq"][indices]
     first = np.flatnonzero(np.append(True, np.diff(seq) != 0))
-    size = np.diff(np.append(first, len(held)))
-    differ = np.maximum.reduceat(op[held], first) != np.minimum.reduceat(op[held], first)
+    size = np.diff(np.append(first, len(indices)))
+    differ = np.maximum.reduceat(op[indices], first) != np.minimum.reduceat(op[indices], first)
     places = np.flatnonzero(differ & (size > 1))
     if len(places) == 0 or int(np.sum((size > 1)[: places[0]])) < _DESYNC_AGREED:
         return None
-    members = held[first[places[0]] : first[places[0]] + size[places[0]]]
+    members = indices[first[places[0]] : first[places[0]] + size[places[0]]]
     common = int(np.argmax(np.bincount(op[members])))
     odd = op[members] != common
     if 2 * int(odd.sum()) > len(members) or _MEET.issuperset({names[one] for one in op[members].tolist()}):
@@ -582,8 +584,8 @@ def _alike(seq: Array, op: Ints) -> bool:
     return bool((any_of[number] == op).all())
 
 
-def _counted_apart(table: Table, held: Array) -> bool:
+def _counted_apart(table: Table, indices: Array) -> bool:
     """Whether any member has one number twice: then operations are numbered each for itself, or by another rule."""
-    order = np.lexsort((table["seq"][held], table["rank"][held]))
-    rank, seq = table["rank"][held][order], table["seq"][held][order]
+    order = np.lexsort((table["seq"][indices], table["rank"][indices]))
+    rank, seq = table["rank"][indices][order], table["seq"][indices][order]
     return bool(np.any((np.diff(rank) == 0) & (np.diff(seq) == 0)))

@@ -135,18 +135,18 @@ def _without_side_effects(delays: list[Delay]) -> list[Delay]:
     What slows a host down often makes several phases longer. A much smaller delay of the same rank in shared steps is
     added to the larger one: it is one fault.
     """
-    kept: list[Delay] = []
+    causal: list[Delay] = []
     for delay in delays:
-        own = [at for at, other in enumerate(kept) if other.row == delay.row]
-        larger = [at for at in own if delay.level < _SIDE_EFFECT * kept[at].level]
-        shared = {at: min(kept[at].stop, delay.stop) - max(kept[at].first, delay.first) for at in larger}
+        own = [at for at, other in enumerate(causal) if other.row == delay.row]
+        larger = [at for at in own if delay.level < _SIDE_EFFECT * causal[at].level]
+        shared = {at: min(causal[at].stop, delay.stop) - max(causal[at].first, delay.first) for at in larger}
         best = max(larger, key=shared.__getitem__, default=-1)
         if best < 0 or shared[best] <= 0:
-            kept.append(delay)
+            causal.append(delay)
             continue
-        main = kept[best]
-        kept[best] = main._replace(level=main.level + delay.level * shared[best] / (main.stop - main.first))
-    return kept
+        main = causal[best]
+        causal[best] = main._replace(level=main.level + delay.level * shared[best] / (main.stop - main.first))
+    return causal
 
 
 def _block_means(behind_peers: Floats) -> Floats:
@@ -190,17 +190,17 @@ def _without_minor_changes(series: Floats, bounds: list[int], shortest: float) -
     It only becomes somewhat larger or smaller there. Or it pauses or exceeds itself for fewer steps than the
     ``shortest`` delay, which hardly changes its mean.
     """
-    kept = bounds[:2]
+    major = bounds[:2]
     for stop in bounds[2:]:
-        *_, before, last, level = [-np.inf, *(float(series[a:b].mean()) for a, b in itertools.pairwise([*kept, stop]))]
-        joined = float(series[kept[max(len(kept) - 3, 0)] : stop].mean())
+        *_, before, last, level = [-np.inf, *(float(series[a:b].mean()) for a, b in itertools.pairwise([*major, stop]))]
+        joined = float(series[major[max(len(major) - 3, 0)] : stop].mean())
         if _one_delay(last, level):
-            kept[-1] = stop
-        elif kept[-1] - kept[-2] < shortest and _one_delay(before, level) and _one_delay(joined, level):
-            kept[-2:] = [stop]
+            major[-1] = stop
+        elif major[-1] - major[-2] < shortest and _one_delay(before, level) and _one_delay(joined, level):
+            major[-2:] = [stop]
         else:
-            kept.append(stop)
-    return kept
+            major.append(stop)
+    return major
 
 
 def _one_delay(level: float, other: float) -> bool:

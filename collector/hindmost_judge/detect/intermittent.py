@@ -59,16 +59,16 @@ def _sets(blocks: Blocks, settings: Settings, reported: set[int], late: set[int]
     if len(rows) < 2 or (reported >= rows and not most and late.isdisjoint(rows)):
         return []
     behind = behind_early_ranks(or_zero(blocks.delay), blocks.cohort)
-    total = sum(int(np.count_nonzero(held)) for held in found.values())
+    total = sum(int(np.count_nonzero(mask)) for mask in found.values())
     each = []
-    for row, held in found.items():
-        delay, usual = float(median(behind[row, held])), float(median(behind[row, ~held]))
+    for row, mask in found.items():
+        delay, usual = float(median(behind[row, mask])), float(median(behind[row, ~mask]))
         frequent = usual < _ALIKE * delay
-        share = int(np.count_nonzero(held)) / total
+        share = int(np.count_nonzero(mask)) / total
         each.append(
             Stalls(
                 (row,),
-                np.flatnonzero(held),
+                np.flatnonzero(mask),
                 delay,
                 share,
                 widespread=bool(most),
@@ -202,9 +202,9 @@ def _rows_with_most(stalled: Array, settings: Settings) -> Iterator[tuple[int, I
     for count in range(1, min(_MOST_RANKS, len(order) // 4) + 1):
         if episodes[order[count - 1]] < settings.min_stalls:
             return
-        held = int(episodes[order[:count]].sum())
-        accident = by_chance(held, total, count / len(order), comb(len(order), count))
-        together = held >= settings.min_stall_share * total and not accident
+        covered = int(episodes[order[:count]].sum())
+        accident = by_chance(covered, total, count / len(order), comb(len(order), count))
+        together = covered >= settings.min_stall_share * total and not accident
         most, rest = stalls[order[:count]].min(), np.delete(stalls, order[:count]).max(initial=0)
         if together and most > 2 * rest:  # what stalls all along counts as one stall
             for row in order[:count].tolist():
@@ -354,7 +354,7 @@ def find_stall_sets(blocks: Blocks, settings: Settings) -> dict[int, Array]:
     if len(rows) > _MOST_ROWS:
         return {}
     splits = {row: _split(late[row]) for row in rows.tolist()}
-    found = {row: held for row, (held, size) in splits.items() if _stalls(late[row], held, size, least, settings)}
+    found = {row: mask for row, (mask, size) in splits.items() if _stalls(late[row], mask, size, least, settings)}
     if not found or not _leave_calm(blocks, found):
         return {}
     if not _owned(late, found, min(splits[row][1] for row in found), settings):
@@ -381,20 +381,20 @@ def _split(late: Floats) -> tuple[Array, float]:
     sums = np.cumsum(ordered)
     low, high = sums[:-1] / count, (sums[-1] - sums[:-1]) / (len(ordered) - count)
     best = int(np.argmax(count * (len(ordered) - count) * (high - low) ** 2))
-    held = values > (ordered[best] + ordered[best + 1]) / 2
-    if not held.any() or held.all():
+    mask = values > (ordered[best] + ordered[best + 1]) / 2
+    if not mask.any() or mask.all():
         return np.zeros(len(late), bool), 0.0
-    return held, float(median(late[held]) - median(late[~held]))
+    return mask, float(median(late[mask]) - median(late[~mask]))
 
 
-def _stalls(late: Floats, held: Array, size: float, least: float, settings: Settings) -> bool:
+def _stalls(late: Floats, mask: Array, size: float, least: float, settings: Settings) -> bool:
     """Whether a rank's steps [S] are of two kinds, often in turn."""
-    fewer = min(int(held.sum()), int((~held).sum()))
+    fewer = min(int(mask.sum()), int((~mask).sum()))
     if size < least or fewer < settings.min_stalls:
         return False
-    on_time = float(median(late[~held]))
-    scatter = max(MAD_TO_SIGMA * float(median(np.abs(late[one] - median(late[one])))) for one in (held, ~held))
-    times = _count_stalls(held[None])[0]
+    on_time = float(median(late[~mask]))
+    scatter = max(MAD_TO_SIGMA * float(median(np.abs(late[one] - median(late[one])))) for one in (mask, ~mask))
+    times = _count_stalls(mask[None])[0]
     often = times >= settings.min_stalls and times * _LASTS >= fewer
     return bool(often and size >= _SIGMAS * scatter and _stands_apart(late - on_time, size, fewer))
 
@@ -414,7 +414,7 @@ def _owned(late: Floats, found: dict[int, Array], size: float, settings: Setting
     rest = np.setdiff1d(np.arange(len(late)), list(found))
     usual = np.percentile(late[rest], 25, axis=1, keepdims=True)  # who is late throughout stalls no more than others
     others = _count_stalls(late[rest] - usual >= size / 2)
-    own = np.array([_count_stalls(held[None])[0] for held in found.values()])
+    own = np.array([_count_stalls(mask[None])[0] for mask in found.values()])
     total, count = int(own.sum() + others.sum()), len(found)
     alone = own.sum() >= settings.min_stall_share * total
     return alone and not by_chance(int(own.sum()), total, count / len(late), comb(len(late), count))
@@ -422,16 +422,16 @@ def _owned(late: Floats, found: dict[int, Array], size: float, settings: Setting
 
 def _grows(blocks: Blocks, row: int, found: dict[int, Array], sizes: dict[int, float]) -> bool:
     """Whether steps in which a rank stalls are longer than steps without any stall, or a part of its own work is."""
-    held, least = found[row], _GROWS * sizes[row]
+    mask, least = found[row], _GROWS * sizes[row]
     calm = ~np.logical_or.reduce(list(found.values()))
-    if _longer(blocks.period, held, calm) >= least:
+    if _longer(blocks.period, mask, calm) >= least:
         return True
-    return any(_longer(part[row], held, ~held) >= least for part in blocks.parts.values())
+    return any(_longer(part[row], mask, ~mask) >= least for part in blocks.parts.values())
 
 
 def _longer(values: Floats, inside: Array, outside: Array) -> float:
     """By how much what is measured inside is longer; nothing where that is too little."""
-    during, else_ = (values[held][~np.isnan(values[held])] for held in (inside, outside))
+    during, else_ = (values[mask][~np.isnan(values[mask])] for mask in (inside, outside))
     if min(len(during), len(else_)) < _ENOUGH:
         return 0.0
     return float(median(during) - median(else_))

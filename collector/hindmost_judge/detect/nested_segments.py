@@ -111,16 +111,16 @@ def find(
             outer.sort(key=lambda layer: layer.level * (layer.stop - layer.first))
             return _on(outer[-_LARGE * settings.max_segments :], layers)
         least = layers[int(np.argmin(sure))]
-        kept = {0, len(series)} | ({least.outer.first, least.outer.stop} if least.outer is not None else set())
-        edges = [edge for edge in edges if edge not in {least.first, least.stop} - kept]
+        borders = {0, len(series)} | ({least.outer.first, least.outer.stop} if least.outer is not None else set())
+        edges = [edge for edge in edges if edge not in {least.first, least.stop} - borders]
 
 
 def _on(outer: list[Layer], layers: list[Layer]) -> list[Layer]:
     """Those of the layers that are among these ``outer`` ones, or on top of them."""
-    kept = [layer for layer in layers if layer in outer]
+    connected = [layer for layer in layers if layer in outer]
     for layer in layers:
-        kept += [layer] if layer.outer in kept else []
-    return [layer for layer in layers if layer in kept]
+        connected += [layer] if layer.outer in connected else []
+    return [layer for layer in layers if layer in connected]
 
 
 def _all(series: Floats, layers: list[Layer]) -> Layer:
@@ -203,11 +203,11 @@ def _layers(
     for high, run in itertools.groupby(range(len(levels)), key=lambda at: levels[at] - floor >= smallest):
         if not high:
             continue
-        held = list(run)
-        lowest = min(levels[at] for at in held)
-        more = [at for at in held if levels[at] - lowest >= smallest]
+        group = list(run)
+        lowest = min(levels[at] for at in group)
+        more = [at for at in group if levels[at] - lowest >= smallest]
         inner = tuple((edges[at], edges[at + 1]) for at in more)
-        begin, stop = held[0], held[-1] + 1
+        begin, stop = group[0], group[-1] + 1
         layer = Layer(edges[begin], edges[stop], end.get(edges[stop], edges[stop]), lowest - floor, inner, outer)
         yield layer
         yield from _layers(edges[begin : stop + 1], levels[begin:stop], lowest, smallest, layer, end)

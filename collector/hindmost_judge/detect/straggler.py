@@ -111,12 +111,12 @@ def _beyond_crowd(slowdowns: list[Slowdown], ranks: _Ranks) -> list[Slowdown]:
 
     If one of four ranks is slow, three are left, any of which may be as much ahead or behind.
     """
-    kept: list[Slowdown] = []
+    beyond: list[Slowdown] = []
     for slowdown in slowdowns:
-        later = {one.row for one in kept if one.first < slowdown.stop and slowdown.first < one.stop} - {slowdown.row}
+        later = {one.row for one in beyond if one.first < slowdown.stop and slowdown.first < one.stop} - {slowdown.row}
         least = ranks.settings.effect(len(ranks.delay) - len(later)) * ranks.blocks.step_ns
-        kept += [slowdown] if slowdown.delay >= least or not later else []
-    return kept
+        beyond += [slowdown] if slowdown.delay >= least or not later else []
+    return beyond
 
 
 @dataclass(frozen=True)
@@ -217,14 +217,14 @@ def _judge(ranks: _Ranks, row: int, series: _Series, layer: Layer) -> Slowdown |
     z = level / max(standard_error(part), _noise(series.late) / np.sqrt(len(part)), 1.0)
     lasting = part if layer.end - end <= len(part) / 2 else series.late[begin : layer.end]
     consistency = float(np.mean(block_medians(lasting) >= level / 2))
-    held = series.picked(begin, end)
+    picked = series.picked(begin, end)
     if z < settings.min_z or consistency < settings.min_consistency:
         return None
     small = np.count_nonzero(ranks.blocks.cohort == ranks.blocks.cohort[row]) < FEW_RANKS
     # How long workers need does not drift.
     if small and ranks.blocks.turn == 1 and drifts(series.late, begin, end, level):
         return None
-    delay = ranks.delay[:, held]
+    delay = ranks.delay[:, picked]
     differ = spread(median(delay[_healthy_peers(ranks, row, delay)], axis=1))
     ratio = level / max(differ, 1.0) / extreme(len(delay))
     if ratio < settings.min_spread_ratio:
@@ -232,7 +232,7 @@ def _judge(ranks: _Ranks, row: int, series: _Series, layer: Layer) -> Slowdown |
     unsuspected = ranks.unsuspected(row)
     latest = share_last(part, delay[unsuspected])
     seldom_last = latest < settings.min_latest and (
-        ranks.shared or not surely_longer(ranks.blocks, row, held, level, settings)
+        ranks.shared or not surely_longer(ranks.blocks, row, picked, level, settings)
     )
     if ratio < settings.min_spread_ratio or seldom_last:
         return None
@@ -293,9 +293,9 @@ def extreme(ranks: int) -> float:
 def _healthy(ranks: int, left_out: Iterable[list[int]], least: int) -> Ints:
     """Rows without the first of these sets that leaves at least ``least`` ranks: suspects are left out if possible."""
     for suspects in left_out:
-        kept = np.ones(ranks, bool)
-        kept[[row for row in suspects if row >= 0]] = False
-        others = np.flatnonzero(kept)
+        mask = np.ones(ranks, bool)
+        mask[[row for row in suspects if row >= 0]] = False
+        others = np.flatnonzero(mask)
         if len(others) >= least:
             break
     return np.asarray(others[:: max(len(others) // SAMPLE, 1)])
@@ -463,7 +463,7 @@ def others_as_late(late: Floats, row: int, first: int, stop: int, level: float) 
 _PHASES = ("input", "gpu_forward")
 
 
-def surely_longer(blocks: Blocks, row: int, held: Ints | slice, level: float, settings: Settings) -> bool:
+def surely_longer(blocks: Blocks, row: int, columns: Ints | slice, level: float, settings: Settings) -> bool:
     """Whether the typical of these steps has such a phase longer by about ``level`` ns, whatever batches differ by.
 
     With batches of uneven size, each makes another rank the last one. How often a rank is last then says little; how
@@ -474,10 +474,10 @@ def surely_longer(blocks: Blocks, row: int, held: Ints | slice, level: float, se
         part = blocks.parts.get(name)
         if part is None:
             continue
-        more = (part[row] - peers_median(part)[row])[held]
+        more = (part[row] - peers_median(part)[row])[columns]
         if name == "gpu_forward":
             launched = launch_bound.launch_bound_steps(blocks, slice(row, row + 1))
-            more = np.where(launched[0, held], np.nan, more) if launched is not None else more
+            more = np.where(launched[0, columns], np.nan, more) if launched is not None else more
         known = more[~np.isnan(more)]
         if len(known) < max(settings.min_steps, len(more) / 2):
             continue
@@ -595,8 +595,8 @@ def _set_against(blocks: Blocks, rows: Ints, usual: Ints, first: int, stop: int)
         intervals = blocks.intervals.copy()
         intervals[np.ix_(rows, during)] -= blocks.intervals[np.ix_(usual, during)].mean(axis=0)
         return replace(blocks, delay=delay, intervals=intervals)
-    work, held = pipeline.delay.copy(), (pipeline.steps >= first) & (pipeline.steps < stop)
-    against = np.mean([pipeline.delay[np.ix_(pipeline.row == row, held)] for row in usual], axis=0)
+    work, mask = pipeline.delay.copy(), (pipeline.steps >= first) & (pipeline.steps < stop)
+    against = np.mean([pipeline.delay[np.ix_(pipeline.row == row, mask)] for row in usual], axis=0)
     for row in rows:
-        work[np.ix_(pipeline.row == row, held)] -= against
+        work[np.ix_(pipeline.row == row, mask)] -= against
     return replace(pipelined.by(blocks, replace(pipeline, delay=work)), delay=delay)

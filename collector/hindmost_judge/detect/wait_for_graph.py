@@ -93,10 +93,10 @@ def _knotted(targets: Mapping[int, Collection[int]]) -> set[int]:
     left = set(targets)
     while True:
         leads = {node for node in left if any(target in left for target in targets[node])}
-        kept = leads & {target for node in leads for target in targets[node]}
-        if kept == left:
+        mask = leads & {target for node in leads for target in targets[node]}
+        if mask == left:
             return left
-        left = kept
+        left = mask
 
 
 def _back_to(start: int, targets: Mapping[int, Collection[int]]) -> tuple[int, ...]:

@@ -238,20 +238,20 @@ def _from_phases(table: Table, settings: Settings, *, on_gpus: bool) -> Blocks |
     if len(shared) == 0:  # no step that two ranks have
         return None
     first = steps.warmup(median(duration[:, shared], axis=0))
-    kept = shared[first:]
-    kept = kept[steps.not_profiled(table, numbers[kept], settings.min_steps)]
-    numbers, duration = numbers[kept], duration[:, kept]
-    self_time = np.where(np.isnan(duration), np.nan, self_time[:, kept])  # a step that a rank did not record
-    parts = {name: block[:, kept] for name, block in parts.items()}
+    chosen = shared[first:]
+    chosen = chosen[steps.not_profiled(table, numbers[chosen], settings.min_steps)]
+    numbers, duration = numbers[chosen], duration[:, chosen]
+    self_time = np.where(np.isnan(duration), np.nan, self_time[:, chosen])  # a step that a rank did not record
+    parts = {name: block[:, chosen] for name, block in parts.items()}
     bare = bool(np.isnan(self_time).all())
     period = duration.max(axis=0) if not np.isnan(duration).any() else median(duration, axis=0)
     if on_gpu is not None:  # hosts that run ahead are not in the step that their GPUs are in
-        period = median(np.where(np.isnan(duration), np.nan, on_gpu[:, kept]), axis=0)
+        period = median(np.where(np.isnan(duration), np.nan, on_gpu[:, chosen]), axis=0)
     return replace(
         _without_collectives(ranks, numbers, period, duration if bare else self_time),
         warmup=first,
         parts=parts,
-        work=phases.counted(work[:, kept]) if work is not None else None,
+        work=phases.counted(work[:, chosen]) if work is not None else None,
         evidence=BARE if bare else PHASES,
     )
 

@@ -36,8 +36,8 @@ def find(grid: Grid, self_time: Floats, stage: Ints | None = None) -> Ints:
     cohort = np.zeros(len(grid.ranks), np.int64)
     pace = np.nansum(self_time, axis=1)
     for one in np.unique(stage) if stage is not None else ():
-        held = stage == one
-        cohort[held] = cohort.max() + 1 + _merge(grid.group[held, comm_class], pace[held])
+        mask = stage == one
+        cohort[mask] = cohort.max() + 1 + _merge(grid.group[mask, comm_class], pace[mask])
     return cohort if stage is not None else _merge(grid.group[:, comm_class], pace)
 
 

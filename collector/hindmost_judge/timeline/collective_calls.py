@@ -119,16 +119,16 @@ def _of_waits(table: Table, started: Ints, waited: Ints) -> tuple[Ints, Ints]:
 def with_before(table: Table, stays: Array, columns: Sequence[str]) -> Table:
     """The table with these columns of the rows that do not stay added to the rank's next row that does."""
     order = np.lexsort((table["start_ns"], table["rank"]))
-    kept = stays[order]
-    into = order[kept]
-    interval = np.cumsum(kept) - kept
+    staying = stays[order]
+    into = order[staying]
+    interval = np.cumsum(staying) - staying
     follows = interval < len(into)
     follows[follows] = table["rank"][into[interval[follows]]] == table["rank"][order[follows]]
     longer = np.zeros(len(into), bool)
-    longer[interval[follows & ~kept]] = True
-    held = follows & np.append(longer, False)[interval]
-    number = (np.cumsum(longer) - 1)[interval[held]]
-    return table | {name: sums(table, name, order[held], number, into[longer]) for name in columns}
+    longer[interval[follows & ~staying]] = True
+    mask = follows & np.append(longer, False)[interval]
+    number = (np.cumsum(longer) - 1)[interval[mask]]
+    return table | {name: sums(table, name, order[mask], number, into[longer]) for name in columns}
 
 
 def sums(table: Table, name: str, sources: Ints, number: Ints, into: Ints) -> Array:
@@ -192,14 +192,14 @@ def awaited_broadcasts(calls: Table, code: Ints, rooted: Array, meets: Array) ->
     found = np.zeros(len(code), bool)
     if not rooted.any():
         return found
-    held = np.flatnonzero(rooted[code] & ((calls["flags"] & (NONBLOCKING | ERROR)) == 0))
-    held = held[(calls["duration_ns"][held] >= 0) & (calls["seq"][held] >= 0)]
-    often = np.flatnonzero(np.bincount(code[held], minlength=len(rooted)) >= 2 * _ENOUGH)
+    indices = np.flatnonzero(rooted[code] & ((calls["flags"] & (NONBLOCKING | ERROR)) == 0))
+    indices = indices[(calls["duration_ns"][indices] >= 0) & (calls["seq"][indices] >= 0)]
+    often = np.flatnonzero(np.bincount(code[indices], minlength=len(rooted)) >= 2 * _ENOUGH)
     if not len(often):
         return found
     least, meetings = _least(calls), _Meetings(calls, meets)
     for operation in often.tolist():
-        mine = held[code[held] == operation]
+        mine = indices[code[indices] == operation]
         most = heapq.nlargest(_LOOKED_AT, _left_first(calls, mine), key=lambda one: float(one[2].sum()))
         found[mine] = any(
             longer.sum() >= least

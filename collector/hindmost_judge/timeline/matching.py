@@ -218,8 +218,8 @@ def _mostly_met(grid: Grid) -> Grid:
     often = np.flatnonzero(met >= _SELDOM * met.max(initial=0))
     if len(often) == grid.group.shape[1]:
         return grid
-    kept = grid.take(np.flatnonzero(np.isin(grid.comm_class, often)))
-    return replace(kept, comm_class=np.searchsorted(often, kept.comm_class), group=grid.group[:, often])
+    often_met = grid.take(np.flatnonzero(np.isin(grid.comm_class, often)))
+    return replace(often_met, comm_class=np.searchsorted(often, often_met.comm_class), group=grid.group[:, often])
 
 
 def _peer_wait(collectives: Table, named: tuple[Ints, list[str]], grid: Grid) -> Floats:
@@ -229,15 +229,17 @@ def _peer_wait(collectives: Table, named: tuple[Ints, list[str]], grid: Grid) ->
     chosen = _messages(names)
     if not chosen.any():
         return waited
-    held = np.flatnonzero(chosen[code] & (collectives["duration_ns"] > 0) & ((collectives["flags"] & NONBLOCKING) == 0))
-    if len(held) == 0 or np.isnan(grid.start).all():
+    indices = np.flatnonzero(
+        chosen[code] & (collectives["duration_ns"] > 0) & ((collectives["flags"] & NONBLOCKING) == 0)
+    )
+    if len(indices) == 0 or np.isnan(grid.start).all():
         return waited
     waited = np.zeros_like(grid.start)
-    held = held[np.lexsort((collectives["start_ns"][held], collectives["rank"][held]))]
-    of_rank = collectives["rank"][held]
+    indices = indices[np.lexsort((collectives["start_ns"][indices], collectives["rank"][indices]))]
+    of_rank = collectives["rank"][indices]
     bounds = [np.searchsorted(of_rank, grid.ranks, side=side).tolist() for side in ("left", "right")]
     for row, (first, stop) in enumerate(zip(*bounds, strict=True)):
-        mine = held[first:stop]
+        mine = indices[first:stop]
         start = collectives["start_ns"][mine].astype(np.float64)
         end = np.maximum.accumulate(start + collectives["duration_ns"][mine])
         begun = np.concatenate([[-np.inf], end[:-1]])  # a send and a receive may be one kernel, and are one wait
@@ -288,10 +290,10 @@ def _shared(grid: Grid) -> Array:
 
     A rank whose agent sends old data begins with columns that no other rank has.
     """
-    held = np.sum(~np.isnan(grid.start), axis=0)
+    count = np.sum(~np.isnan(grid.start), axis=0)
     most = np.zeros(grid.comm_class.max() + 1, np.int64)
-    np.maximum.at(most, grid.comm_class, held)
-    return np.asarray(2 * held >= most[grid.comm_class])
+    np.maximum.at(most, grid.comm_class, count)
+    return np.asarray(2 * count >= most[grid.comm_class])
 
 
 def self_time(grid: Grid, overlapping: Array | None = None) -> Floats:

@@ -105,9 +105,9 @@ def schedule_of_transfers(run: Run, ranks: Ints, steps: Ints) -> Schedule | None
     if sent is None or np.isin(steps, run.collectives["step"][run.collectives["peer"] < 0]).mean() > 1 - _ALIKE:
         return None
     place = np.minimum(np.searchsorted(steps, sent["number"]), len(steps) - 1)
-    held = steps[place] == sent["number"]
-    found = {name: column[held] for name, column in sent.items()} | {"step": place[held]}
-    if not held.any():
+    mask = steps[place] == sent["number"]
+    found = {name: column[mask] for name, column in sent.items()} | {"step": place[mask]}
+    if not mask.any():
         return None
     ends = np.full((len(ranks), len(steps) + 1), -np.inf)
     np.maximum.at(ends, (found["row"], found["step"] + 1), found["end"])
@@ -129,9 +129,9 @@ def _together(order: Schedule) -> Schedule:
 
 def _in_order(run: Run, found: Table, ends: Floats, called: Floats, groups: int) -> Schedule | None:
     order = order_of_calls(found, called)
-    kept = _alike({name: column[order] for name, column in found.items()}, ends, groups)
+    ordered = _alike({name: column[order] for name, column in found.items()}, ends, groups)
     exact = any(each in (run.job.source or "") for each in _EXACT)
-    return replace(kept, exact=exact) if kept is not None else None
+    return replace(ordered, exact=exact) if ordered is not None else None
 
 
 #: Operations of a rank that begin within this time (ns) of each other belong to one group call and have no order in
@@ -158,26 +158,28 @@ def transfers(run: Run, ranks: Ints) -> Table | None:
     code, names = codes(table["op"])
     kinds = np.array([{"send": SEND, "recv": RECEIVE}.get(name.lower(), -1) for name in names])[code]
     chosen = (kinds >= 0) & (table["peer"] >= 0) & (table["duration_ns"] != UNMEASURED)
-    held = np.flatnonzero(chosen & ((table["flags"] & (NONBLOCKING | ERROR)) == 0))
-    peer = job_ranks(run, table["comm"][held], table["peer"][held])
-    row, whom = (np.searchsorted(ranks, one) for one in (table["rank"][held], peer))
+    indices = np.flatnonzero(chosen & ((table["flags"] & (NONBLOCKING | ERROR)) == 0))
+    peer = job_ranks(run, table["comm"][indices], table["peer"][indices])
+    row, whom = (np.searchsorted(ranks, one) for one in (table["rank"][indices], peer))
     last = len(ranks) - 1
-    known = (ranks[np.minimum(row, last)] == table["rank"][held]) & (ranks[np.minimum(whom, last)] == peer)
+    known = (ranks[np.minimum(row, last)] == table["rank"][indices]) & (ranks[np.minimum(whom, last)] == peer)
     if not known.any():
         return None
-    held, row, whom = held[known], row[known], whom[known]
-    start = table["start_ns"][held].astype(np.float64)
-    duration = table["duration_ns"][held].astype(np.float64)
-    enqueue = table["enqueue_ns"][held].astype(np.float64) if "enqueue_ns" in table else np.full(len(held), np.nan)
+    indices, row, whom = indices[known], row[known], whom[known]
+    start = table["start_ns"][indices].astype(np.float64)
+    duration = table["duration_ns"][indices].astype(np.float64)
+    enqueue = (
+        table["enqueue_ns"][indices].astype(np.float64) if "enqueue_ns" in table else np.full(len(indices), np.nan)
+    )
     return {
         "row": row,
         "whom": whom,
-        "kind": kinds[held],
-        "number": table["step"][held],
+        "kind": kinds[indices],
+        "number": table["step"][indices],
         "start": start,
         "end": start + duration,
         "enqueue": np.where(enqueue >= 0, enqueue, np.nan),
-        "overlapping": np.zeros(len(held), bool),
+        "overlapping": np.zeros(len(indices), bool),
     }
 
 
@@ -222,8 +224,8 @@ def _of_transfers(sent: Table, ends: Floats) -> Table:
     for row, (first, stop) in enumerate(itertools.pairwise(bounds)):
         mine = order[first:stop]
         step[mine] = np.searchsorted(np.nan_to_num(ends[row], nan=np.inf), sent["start"][mine]) - 1
-    held = (step >= 0) & (step < ends.shape[1] - 1)
-    return {name: column[held] for name, column in (sent | {"step": step}).items()}
+    mask = (step >= 0) & (step < ends.shape[1] - 1)
+    return {name: column[mask] for name, column in (sent | {"step": step}).items()}
 
 
 def _alike(found: Table, ends: Floats, groups: int) -> Schedule | None:
@@ -239,21 +241,21 @@ def _alike(found: Table, ends: Floats, groups: int) -> Schedule | None:
     good = (shape == usual[:, None]).all(axis=0)
     if good.mean() < _ALIKE or len(cell) > _MOST:
         return None
-    held = np.flatnonzero(good[found["step"]])
-    held = held[np.lexsort((found["step"][held], place[held], found["row"][held]))]
+    indices = np.flatnonzero(good[found["step"]])
+    indices = indices[np.lexsort((found["step"][indices], place[indices], found["row"][indices]))]
     each = int(good.sum())
-    one = held[::each]
+    one = indices[::each]
     return Schedule(
         row=found["row"][one],
         place=place[one],
         kind=found["kind"][one],
         with_whom=found["whom"][one],
         overlapping=found["overlapping"][one],
-        start=found["start"][held].reshape(-1, each),
-        end=found["end"][held].reshape(-1, each),
+        start=found["start"][indices].reshape(-1, each),
+        end=found["end"][indices].reshape(-1, each),
         begin=ends[:, :-1][:, good][found["row"][one]],
         steps=np.flatnonzero(good),
-        enqueue=found["enqueue"][held].reshape(-1, each),
+        enqueue=found["enqueue"][indices].reshape(-1, each),
     )
 
 
@@ -288,9 +290,9 @@ def with_gathers_joined(run: Run) -> Run:
     if not (kind == SPREADS).any() or not ((kind == RECEIVES) | (kind == GATHERS)).any():
         return run
     usable = (table["flags"] & (NONBLOCKING | ERROR | GPU_TIME)) == 0
-    held = np.flatnonzero(usable & (kind != ELSE) & (table["duration_ns"] >= 0) & (table["start_ns"] >= 0))
-    held = held[np.lexsort((table["start_ns"][held], table["rank"][held]))]
-    calls = _Calls(run, held, kind[held])
+    indices = np.flatnonzero(usable & (kind != ELSE) & (table["duration_ns"] >= 0) & (table["start_ns"] >= 0))
+    indices = indices[np.lexsort((table["start_ns"][indices], table["rank"][indices]))]
+    calls = _Calls(run, indices, kind[indices])
     ends = calls.closing()
     if not ends.any():
         return run
@@ -302,15 +304,15 @@ class _Calls:
     """Calls ``held`` [N] (rows of the table), rank by rank and in order, and what ``kind`` [N] they are."""
 
     run: Run
-    held: Ints
+    indices: Ints
     kind: Ints
 
     def __post_init__(self) -> None:
         table = self.run.collectives
-        self.rank = table["rank"][self.held].astype(np.int64)
-        self.comm = encoding.factorize(table["comm"][self.held])[0].astype(np.int64)
-        self.peer = job_ranks(self.run, table["comm"][self.held], table["peer"][self.held])
-        self.self_ns = table["self_ns"][self.held].astype(np.int64)
+        self.rank = table["rank"][self.indices].astype(np.int64)
+        self.comm = encoding.factorize(table["comm"][self.indices])[0].astype(np.int64)
+        self.peer = job_ranks(self.run, table["comm"][self.indices], table["peer"][self.indices])
+        self.self_ns = table["self_ns"][self.indices].astype(np.int64)
 
     def intervals(self, ends: Array) -> Ints:
         """[N] which of the calls that ``ends`` [N] each leads to, or is; one more than there are where to none."""
@@ -321,12 +323,12 @@ class _Calls:
 
     def closing(self) -> Array:
         """[N] which broadcasts end a gathering: their root knows by then that all of their communicator have come."""
-        ends, found = self.kind >= SPREADS, np.zeros(len(self.held), bool)
+        ends, found = self.kind >= SPREADS, np.zeros(len(self.indices), bool)
         last, interval = np.flatnonzero(ends), self.intervals(ends)
         if len(last) == 0:
             return found
         spreads = self.kind[last] == SPREADS
-        instance = encoding.factorize((self.comm[last] << 40) + self.run.collectives["seq"][self.held[last]])[0]
+        instance = encoding.factorize((self.comm[last] << 40) + self.run.collectives["seq"][self.indices[last]])[0]
         calls_before = self._digests(interval, len(last)) * (1 + self.rank[last] % 8191)
         shape = np.bincount(instance[spreads], calls_before[spreads], minlength=instance.max() + 1)
         order = np.argsort(interval, kind="stable")
@@ -402,9 +404,9 @@ class _Calls:
         ends = closing | (self.kind == MEETS)
         last, interval = np.flatnonzero(ends), self.intervals(ends)
         of_closing = np.append(closing[last], False)[interval]
-        into = self.held[last[closing[last]]]
+        into = self.indices[last[closing[last]]]
         number = (np.cumsum(np.append(closing[last], False)) - 1)[interval]
-        took = np.bincount(number[of_closing], table["duration_ns"][self.held[of_closing]]).astype(np.int64)
+        took = np.bincount(number[of_closing], table["duration_ns"][self.indices[of_closing]]).astype(np.int64)
         changed = {name: np.array(table[name]) for name in ("op", "start_ns", "duration_ns")}
         end = table["start_ns"][into] + table["duration_ns"][into]
         changed["op"] = changed["op"].astype(object)
@@ -412,9 +414,9 @@ class _Calls:
         changed["start_ns"][into], changed["duration_ns"][into] = end - took, took
         collective = of_closing & (self.kind >= GATHERS)
         for name in OWN:
-            changed[name] = sums(table, name, self.held[collective], number[collective], into)
+            changed[name] = sums(table, name, self.indices[collective], number[collective], into)
         left = np.ones(rows(table), bool)
-        left[self.held[of_closing]] = False
+        left[self.indices[of_closing]] = False
         left[into] = True
         return encoding.chosen(table | changed, left)
 
@@ -445,8 +447,8 @@ def fused_receives_in_full(schedule: Schedule, source: Ints, unit: Ints) -> Sche
     for mine, theirs in sorted(set(zip(row.tolist(), whom.tolist(), strict=True))):
         ahead = _ahead(schedule, source, unit, alone, mine, theirs)
         if ahead is not None:
-            held = receives[(row == mine) & (whom == theirs)]
-            end[held] = np.fmax(end[held], schedule.end[source[held]] + ahead)
+            theirs_only = receives[(row == mine) & (whom == theirs)]
+            end[theirs_only] = np.fmax(end[theirs_only], schedule.end[source[theirs_only]] + ahead)
     return replace(schedule, end=end)
 
 

@@ -39,9 +39,9 @@ def is_overlapped(joined: Grid, self_time: Floats, step_of: Ints, starts: Ints, 
         return not _computes_after_each(joined, self_time, position, more)
     late = peers_median(joined.duration) - joined.duration
     for place in np.unique(position):
-        held = position == place
-        late[:, held] = _without(_changes(late[:, held]), _changes(more[:, held]))
-        late[:, held] -= median(late[:, held], axis=0)  # whom all are compared with had more to do, or less
+        mask = position == place
+        late[:, mask] = _without(_changes(late[:, mask]), _changes(more[:, mask]))
+        late[:, mask] -= median(late[:, mask], axis=0)  # whom all are compared with had more to do, or less
     if _carried(late, self_time, position, starts) or _computed_meanwhile(joined, position, more):
         return True
     pair = np.flatnonzero(np.diff(step_of) == 0)
@@ -63,10 +63,10 @@ def _computes_after_each(joined: Grid, self_time: Floats, position: Ints, more: 
     if not known.any() or np.mean(gap[known] > QUEUED_NS) < _EACH:
         return False
     for place in np.unique(position[within]):
-        held = position[within] == place
-        beyond = more[:, within[held]] - median(more[:, within[held]], axis=1)[:, None]
+        mask = position[within] == place
+        beyond = more[:, within[mask]] - median(more[:, within[mask]], axis=1)[:, None]
         for block in (waited, gap):
-            block[:, held] = _without(block[:, held] - median(block[:, held], axis=1)[:, None], beyond)
+            block[:, mask] = _without(block[:, mask] - median(block[:, mask], axis=1)[:, None], beyond)
     return traded(waited, gap) < _MEANWHILE
 
 
@@ -128,12 +128,12 @@ def _computed_meanwhile(joined: Grid, position: Ints, more: Floats) -> bool:
     known = (np.diff(position) > 0) & (start[:, 1:] - joined.enqueue[rows][:, 1:] > _LONG_BEFORE)
     longer, less = np.full(gap.shape, np.nan), np.full(gap.shape, np.nan)
     for place in np.unique(position):
-        held = np.flatnonzero(position[:-1] == place)
-        one, then = (np.where(known[:, held], block[:, held], np.nan) for block in (waited, gap))
+        indices = np.flatnonzero(position[:-1] == place)
+        one, then = (np.where(known[:, indices], block[:, indices], np.nan) for block in (waited, gap))
         usual = median(then, axis=1)[:, None]
         one = np.where(usual > _COMPUTES * QUEUED_NS, one - median(one, axis=1)[:, None], np.nan)
-        beyond = more[rows][:, held] - median(more[rows][:, held], axis=1)[:, None]
-        longer[:, held], less[:, held] = _without(one, beyond), _without(usual - then, beyond)
+        beyond = more[rows][:, indices] - median(more[rows][:, indices], axis=1)[:, None]
+        longer[:, indices], less[:, indices] = _without(one, beyond), _without(usual - then, beyond)
     both = ~np.isnan(longer) & ~np.isnan(less)
     if not both.any():
         return False
@@ -280,9 +280,9 @@ def overlapped_delay(late: Floats, self_time: Floats, starts: Ints) -> Floats:
     usual = np.fmin.reduce(late, axis=0) if len(late) < FEW_RANKS else 0.0  # of few ranks the middle one may be late
     level = np.maximum(late - usual, 0.0) if len(places) > 1 else late
     # Means, for a rank that is late in a part of the run only has a median of nothing at every place.
-    typical = np.stack([or_zero(level[:, held]).mean(axis=1) for held in places], axis=1)
-    typical[:, [held.sum() < _USUAL * len(starts) for held in places]] = 0.0
-    gaps = np.array([float(median(self_time[:, held])) for held in places])
+    typical = np.stack([or_zero(level[:, mask]).mean(axis=1) for mask in places], axis=1)
+    typical[:, [mask.sum() < _USUAL * len(starts) for mask in places]] = 0.0
+    gaps = np.array([float(median(self_time[:, mask])) for mask in places])
     if np.isnan(gaps[1:]).all():
         where = np.argmax(typical >= np.maximum(typical.max(axis=1, keepdims=True), 0.0) / 2, axis=1)
         return _at(late, _of_the_latest(where, typical, _late_anywhere(typical)), starts)

@@ -74,11 +74,11 @@ def _gathered(column: Array, source: Ints) -> Floats | None:
 
 def _last(column: Array, known: Array, place: Ints, count: int) -> Floats | None:
     """The same where some rank recorded a step more than once: the last that was measured counts."""
-    held = known & (column >= 0)
-    if not held.any():
+    mask = known & (column >= 0)
+    if not mask.any():
         return None
     block = np.full(count, np.nan)
-    block[place[held]] = column[held]
+    block[place[mask]] = column[mask]
     return block
 
 
@@ -245,9 +245,9 @@ def intervals_by_step(table: Table, ranks: Ints, ends: Floats) -> dict[str, Floa
         if text not in INTERVALS:
             continue
         block = np.zeros(ends.shape)
-        held = np.flatnonzero((name == one) & (table["duration_ns"] >= 0))
+        indices = np.flatnonzero((name == one) & (table["duration_ns"] >= 0))
         for row, rank in enumerate(ranks.tolist()):
-            mine = held[table["rank"][held] == rank]
+            mine = indices[table["rank"][indices] == rank]
             if len(mine) == 0:
                 continue
             step = np.searchsorted(ends[row], table["start_ns"][mine])

@@ -232,12 +232,12 @@ def _cut(run: Run, start: _Start, borders: Ints, chosen: int) -> Run:
     """Only what is of this start."""
     last = {rank: at for at, rank in enumerate(start.ranks["rank"].tolist())}  # each one's last statement
     ranks = {name: column[[last[rank] for rank in sorted(last)]] for name, column in start.ranks.items()}
-    kept = _chosen(run, _TIMED, lambda table: np.asarray(_of(borders, table) == chosen))
-    kept |= _chosen(run, _SEEN_LAST, lambda table: np.isin(table["rank"], ranks["rank"]))
-    gone = np.setdiff1d(run.collectives["comm"], kept["collectives"]["comm"])
-    kept["communicators"] = encoding.chosen(run.communicators, np.asarray(~np.isin(run.communicators["comm"], gone)))
+    own = _chosen(run, _TIMED, lambda table: np.asarray(_of(borders, table) == chosen))
+    own |= _chosen(run, _SEEN_LAST, lambda table: np.isin(table["rank"], ranks["rank"]))
+    gone = np.setdiff1d(run.collectives["comm"], own["collectives"]["comm"])
+    own["communicators"] = encoding.chosen(run.communicators, np.asarray(~np.isin(run.communicators["comm"], gone)))
     job = replace(run.job, world_size=start.size, nodes=len(np.unique(ranks["node"])) or None)
-    return replace(run, job=job, ranks=ranks, **kept)
+    return replace(run, job=job, ranks=ranks, **own)
 
 
 def _note(incarnations: Sequence[Incarnation]) -> str:

@@ -77,13 +77,13 @@ def place(run: Run, ranks: Sequence[int]) -> Place:
     """What is known of where these ranks run; of all, where there are none. Processes of a job that ended are gone."""
     table = run.ranks
     own = run.job.source == Job.source
-    held = np.isin(table["rank"], ranks) if len(ranks) else np.ones(len(table["rank"]), bool)
-    gpus = [_gpu(str(name)) for name in table["gpu_uuid"][held].tolist()]
+    mask = np.isin(table["rank"], ranks) if len(ranks) else np.ones(len(table["rank"]), bool)
+    gpus = [_gpu(str(name)) for name in table["gpu_uuid"][mask].tolist()]
     frameworks = {str(name) for name in table["framework"].tolist()} - {""}
-    pids = sorted({int(pid) for pid in table["pid"][held].tolist() if pid > 0})
+    pids = sorted({int(pid) for pid in table["pid"][mask].tolist() if pid > 0})
     return Place(
         ranks=tuple(ranks),
-        nodes=tuple(sorted({str(node) for node in table["node"][held].tolist()} - {""})),
+        nodes=tuple(sorted({str(node) for node in table["node"][mask].tolist()} - {""})),
         pids=tuple(pids) if own and run.at_work and 0 < len(pids) <= _PIDS else (),
         gpus=tuple(gpus) if gpus and all(gpus) and len(gpus) <= _NAMED else (),
         with_gpus=with_gpus(run) or not own,
@@ -175,8 +175,8 @@ def of_stopped(at: Place, *, still: bool = False) -> str:
     """What to do about stopped processes: let those that are ``still`` stopped go on; find what stops them."""
     if still and at.runs:
         pids = " ".join(map(str, at.pids)) if at.pids and len(at.nodes) == 1 else "PID"
-        held = "it" if len(at.ranks) == 1 else "them"
-        return f"`kill -CONT {pids}`{at.on} lets {names(at.ranks)} go on; if a debugger holds {held}, detach that"
+        pronoun = "it" if len(at.ranks) == 1 else "them"
+        return f"`kill -CONT {pids}`{at.on} lets {names(at.ranks)} go on; if a debugger holds {pronoun}, detach that"
     which = f" (PID {at.pids[0]})" if len(at.pids) == 1 == len(at.ranks) else ""
     return f"find what stopped {names(at.ranks)}{which}{at.on}: SIGSTOP, Ctrl-Z, a debugger, cpulimit, the scheduler"
 

@@ -459,10 +459,10 @@ def without_lost_leads(found: list[Verdict], blocks: Blocks | None) -> list[Verd
         if verdict.kind in _LATE and verdict.ranks and (no_starts or not set(verdict.ranks).isdisjoint(unsure))
     ]
     throughout = _throughout(late, blocks)
-    kept = [one for one in late if not _may_be_a_lead(one, late, blocks, throughout)]
-    if len(kept) == len(late):
+    leads = [one for one in late if not _may_be_a_lead(one, late, blocks, throughout)]
+    if len(leads) == len(late):
         return found
-    left = [verdict for verdict in found if verdict not in late or verdict in kept]
+    left = [verdict for verdict in found if verdict not in late or verdict in leads]
     return left or [_late_in_turn(late)]
 
 
@@ -475,9 +475,9 @@ def _throughout(late: Sequence[Verdict], blocks: Blocks) -> set[tuple[int, ...]]
     found = set()
     for ranks in {verdict.ranks for verdict in late}:
         persistent = [verdict for verdict in late if verdict.ranks == ranks and verdict.kind == "straggler"]
-        held = _steps_of(blocks, *persistent)
+        steps = _steps_of(blocks, *persistent)
         others = [_steps_of(blocks, verdict) for verdict in late if verdict.ranks != ranks]
-        if held.mean() >= _THROUGHOUT and all(2 * np.sum(other & held) >= np.sum(other) for other in others):
+        if steps.mean() >= _THROUGHOUT and all(2 * np.sum(other & steps) >= np.sum(other) for other in others):
             found.add(ranks)
     apart = len({rank for ranks in found for rank in ranks}) == sum(map(len, found))
     return found if apart else set()
@@ -500,10 +500,10 @@ def _may_be_a_lead(one: Verdict, late: Sequence[Verdict], blocks: Blocks, throug
 
 def _steps_of(blocks: Blocks, *late: Verdict) -> Array:
     """[S] the steps that any of these verdicts holds of."""
-    held = np.zeros(len(blocks.steps), bool)
+    mask = np.zeros(len(blocks.steps), bool)
     for one in late:
-        held[slice(*savings.span_of(one, blocks))] = True
-    return held
+        mask[slice(*savings.span_of(one, blocks))] = True
+    return mask
 
 
 def _mostly_a_lead(one: Verdict, blocks: Blocks) -> bool:

@@ -79,13 +79,13 @@ def with_missing_ranks(found: list[Verdict], run: Run, blocks: Blocks | None) ->
             else one
             for one in found
         ]
-    kept = [verdict for verdict in found if verdict.kind in _OF_SOME and not (missing.apart and verdict.ranks)]
-    named = any(one.ranks for one in kept)
+    certain = [verdict for verdict in found if verdict.kind in _OF_SOME and not (missing.apart and verdict.ranks)]
+    named = any(one.ranks for one in certain)
     already = [verdict for verdict in found if verdict.kind == "insufficient_data"]
     if already and not waited and not named:
         return [replace(one, evidence=(_are_missing(missing), *one.evidence)) for one in already]
     waits = _awaited(missing) if waited else f"others may wait for {_them(missing.ranks)}"
-    return kept if named else [insufficient(_are_missing(missing), waits, advice=_complete_files(missing)), *kept]
+    return certain if named else [insufficient(_are_missing(missing), waits, advice=_complete_files(missing)), *certain]
 
 
 def ranks_without_steps(run: Run, blocks: Blocks) -> Verdict | None:
@@ -108,15 +108,15 @@ def _ours(found: list[Verdict], run: Run, blocks: Blocks | None) -> list[Verdict
     if missing is None:
         return found
     doubted = [verdict for verdict in found if missing.doubts(verdict)]
-    kept = [verdict for verdict in found if verdict not in doubted]
-    if doubted and not kept:
+    certain = [verdict for verdict in found if verdict not in doubted]
+    if doubted and not certain:
         late = sorted({rank for verdict in doubted for rank in verdict.ranks})
         seem = f"{names(late)} {'looks' if len(late) == 1 else 'look'} late" if late else "transfers look slow"
         doubt = f"{seem}, and may have waited for {_them(missing.ranks)}"
         advice = _doctor_remedy(missing)
         return [replace(insufficient(without_collectives(missing), doubt, advice=advice), cause="unknown")]
     seen = rows(run.ranks) - int(np.isin(run.ranks["rank"], missing.ranks).sum())
-    return [_of_those_seen(one, missing, seen) for one in kept]
+    return [_of_those_seen(one, missing, seen) for one in certain]
 
 
 def _of_those_seen(one: Verdict, missing: Absent, seen: int) -> Verdict:
@@ -282,8 +282,8 @@ def without_doubtful_forwards(found: list[Verdict], run: Run, blocks: Blocks | N
     own = {rank for verdict in found if verdict.cause in ITS_OWN for rank in verdict.ranks}
     doubtful = [verdict for verdict in found if verdict.kind not in STOPS and _doubtful(verdict, run, blocks, own)]
     most = max((one.cost_ms_per_step or 0.0 for one in doubtful), default=0.0)
-    kept = [verdict for verdict in found if verdict not in doubtful]
-    return [one for one in kept if one.kind in STOPS or not doubtful or (one.cost_ms_per_step or 0.0) >= most]
+    certain = [verdict for verdict in found if verdict not in doubtful]
+    return [one for one in certain if one.kind in STOPS or not doubtful or (one.cost_ms_per_step or 0.0) >= most]
 
 
 def backward_may_wait(run: Run, blocks: Blocks) -> Verdict | None:
@@ -311,12 +311,12 @@ def _doubtful(one: Verdict, run: Run, blocks: Blocks, sure: set[int]) -> bool:
     by_forward |= one.kind == "uneven_workload" and blocks.work is None
     if not by_forward or forward is None:
         return False
-    held = np.arange(*savings.span_of(one, blocks))
-    held = held if len(held) else np.arange(len(blocks.steps))
-    typical = median(forward[:, held], axis=1)
+    indices = np.arange(*savings.span_of(one, blocks))
+    indices = indices if len(indices) else np.arange(len(blocks.steps))
+    typical = median(forward[:, indices], axis=1)
     backward = _phase(blocks, "backward")
     if backward is not None:
-        least = float(np.nanmin(median(backward[:, held], axis=1)))
+        least = float(np.nanmin(median(backward[:, indices], axis=1)))
         if least > _MOSTLY_WAITS * float(lower_median(typical, axis=0)):
             return True
     world = run.job.world_size or 0
@@ -324,8 +324,8 @@ def _doubtful(one: Verdict, run: Run, blocks: Blocks, sure: set[int]) -> bool:
         return rows(run.ranks) < world or _differ(typical) >= _UNLIKE * float(lower_median(typical, axis=0))
     if _all_meet(run):
         return False
-    own = median(blocks.self_time[:, held], axis=1)
-    before = median(blocks.parts["input"][:, held], axis=1) if "input" in blocks.parts else np.zeros_like(own)
+    own = median(blocks.self_time[:, indices], axis=1)
+    before = median(blocks.parts["input"][:, indices], axis=1) if "input" in blocks.parts else np.zeros_like(own)
     named = np.flatnonzero(np.isin(blocks.ranks, one.ranks)).tolist()
     late, longer = _beyond(own), _beyond(typical)
     clear = np.isin(blocks.ranks, list(sure))

@@ -403,7 +403,7 @@ def _shown_off_cpu(one: Verdict, stalls: list[Stalls], off: Blocks, fair_share: 
 
 def _at_a_cost(found: list[_Slept], off: Blocks, blocks: Blocks, settings: Settings) -> tuple[list[_Slept], list[str]]:
     """Those with a cost: others run while a rank sleeps, and a rank that sleeps while others queue delays no rank."""
-    kept, notes = [], []
+    counted, notes = [], []
     for one in found:
         others = [each for each in found if each is not one]
         every, rest = ([(each.rows, each.columns) for each in these] for these in (found, others))
@@ -427,8 +427,8 @@ def _at_a_cost(found: list[_Slept], off: Blocks, blocks: Blocks, settings: Setti
             given=tuple(sorted(rank for each in others for rank in each.verdict.ranks)) if conditional else (),
             evidence=(*one.verdict.evidence, *([why] if each >= _QUEUED_MEANWHILE * cost else [])),
         )
-        kept.append(replace(one, verdict=costly))
-    return kept, notes
+        counted.append(replace(one, verdict=costly))
+    return counted, notes
 
 
 def _how_sure(saved: Floats, one: _Slept, off: Blocks, blocks: Blocks, settings: Settings) -> float:
@@ -447,6 +447,6 @@ def _saved_awake(blocks: Blocks, off: Blocks, slept: Sequence[tuple[Sequence[int
     late = or_zero(blocks.delay)
     fixed: Floats = late.copy()
     for rows, columns in slept:
-        held = np.ix_(np.array(rows), columns)
-        fixed[held] -= np.maximum(or_zero(off.delay[held]), 0.0)
+        indices = np.ix_(np.array(rows), columns)
+        fixed[indices] -= np.maximum(or_zero(off.delay[indices]), 0.0)
     return np.asarray(late.max(axis=0) - fixed.max(axis=0))

@@ -44,15 +44,15 @@ def of_slowdowns(
         delay = [slowdown.delay for slowdown in late]
         waiting = cohorts.waits_inside(blocks.joined, blocks.starts, [slowdown.row for slowdown in late], delay)
         late = [slowdown for slowdown in late if slowdown.row not in waiting]
-    kept, notes = _that_count(late, hidden_delay.as_seen(blocks), settings)
-    explained = [(slowdown, why_late.cause_of(blocks, slowdown, settings)) for slowdown in kept]
+    costly, notes = _that_count(late, hidden_delay.as_seen(blocks), settings)
+    explained = [(slowdown, why_late.cause_of(blocks, slowdown, settings)) for slowdown in costly]
     explained = [(loading.with_stalls(blocks, slowdown, cause, settings), cause) for slowdown, cause in explained]
-    whole = dict(zip(kept, (slowdown for slowdown, _ in explained), strict=True))
-    kept, slowdowns = list(whole.values()), [whole.get(slowdown, slowdown) for slowdown in slowdowns]
+    whole = dict(zip(costly, (slowdown for slowdown, _ in explained), strict=True))
+    costly, slowdowns = list(whole.values()), [whole.get(slowdown, slowdown) for slowdown in slowdowns]
     seen, blocks = blocks, backward.in_full(blocks, explained)
     left, verdicts = _groups(explained), []
     before: list[Slowdown] = []
-    replay, shown = _replay(left, kept, blocks, slowdowns), _Replay(seen)
+    replay, shown = _replay(left, costly, blocks, slowdowns), _Replay(seen)
     while left:  # what saves most as things are comes first: the rest counts as what it adds to that
         group = max(left, key=lambda one: float(replay.adds(_slowdowns(one), before).sum()))
         left.remove(group)
@@ -71,7 +71,7 @@ class _Replay:
 
     blocks: Blocks
     scale: float = 1.0
-    kept: Sequence[Slowdown] = ()
+    costly: Sequence[Slowdown] = ()
     #: [S] ns saved with these fixed: most are asked for more than once.
     saved: dict[tuple[Slowdown, ...], Floats] = field(default_factory=dict)
 
@@ -100,11 +100,11 @@ class _Replay:
 
     def others(self, slowdowns: list[Slowdown]) -> list[Slowdown]:
         """All but these."""
-        return [slowdown for slowdown in self.kept if slowdown not in slowdowns]
+        return [slowdown for slowdown in self.costly if slowdown not in slowdowns]
 
 
 def _replay(
-    groups: list[list[tuple[Slowdown, Cause]]], kept: list[Slowdown], blocks: Blocks, slowdowns: list[Slowdown]
+    groups: list[list[tuple[Slowdown, Cause]]], costly: list[Slowdown], blocks: Blocks, slowdowns: list[Slowdown]
 ) -> _Replay:
     scale = max((group[0][1].beyond for group in groups), default=1.0)
     intervals = hidden_delay.transients_scaled(blocks, slowdowns, hidden_delay.scaled(blocks, scale), scale)
@@ -114,7 +114,7 @@ def _replay(
         if too_large > 0:
             slower = without_slowdowns(blocks, _slowdowns(group)) - blocks.intervals
             intervals, same_work = intervals + too_large * slower, same_work + too_large * slower
-    return _Replay(replace(blocks, intervals=intervals, equalised=same_work), scale, kept)
+    return _Replay(replace(blocks, intervals=intervals, equalised=same_work), scale, costly)
 
 
 def _slowdowns(group: list[tuple[Slowdown, Cause]]) -> list[Slowdown]:
@@ -126,15 +126,15 @@ def _that_count(slowdowns: list[Slowdown], blocks: Blocks, settings: Settings) -
 
     From the least late, since among equally late ranks fixing any one alone saves nothing.
     """
-    kept, notes, replay = list(slowdowns), [], _Replay(blocks)
+    costly, notes, replay = list(slowdowns), [], _Replay(blocks)
     for slowdown in reversed(slowdowns):
-        rest = [one for one in kept if one is not slowdown]
-        gain = replay.saving(kept) - replay.saving(rest)
+        rest = [one for one in costly if one is not slowdown]
+        gain = replay.saving(costly) - replay.saving(rest)
         if float(gain[slowdown.first : slowdown.stop].mean()) < settings.min_cost * blocks.step_ns:
-            kept = rest
-            if kept:
+            costly = rest
+            if costly:
                 notes.append(f"{wording.slower(blocks, [slowdown])}, at no cost: other ranks are later")
-    return kept, notes
+    return costly, notes
 
 
 def _span(slowdowns: list[Slowdown]) -> slice:
@@ -169,7 +169,7 @@ def _straggler(
     slowdowns = _slowdowns(group)
     span, rows = _span(slowdowns), [slowdown.row for slowdown in slowdowns]
     repaired_rows = {slowdown.row for slowdown in before} - set(rows)
-    before = [slowdown for slowdown in replay.kept if slowdown.row in repaired_rows]  # a rank is repaired of all it has
+    before = [slowdown for slowdown in replay.costly if slowdown.row in repaired_rows]  # each repaired of all it has
     saved = replay.saves(slowdowns, before)
     conditional_on = before if before and replay.saves(slowdowns, []) < BY_ITSELF * saved else []
     cost, on_cost = (saved, []) if conditional_on else _cost(group, replay, before, blocks)
@@ -179,7 +179,7 @@ def _straggler(
         return None
     shown = max(worth, _Replay(same_work).saves(slowdowns, []))
     rest = hidden_delay.without(same_work)
-    rest = replace(rest, intervals=without_slowdowns(rest, replay.kept))
+    rest = replace(rest, intervals=without_slowdowns(rest, replay.costly))
     without_owner = imbalance_cost(rest)  # lost were all of these repaired
     measured = all(_measured(one, same_work, settings) for one in slowdowns)
     if not measured and shown < settings.min_share_of_waste * (shown + without_owner):  # waits alone may be noise

@@ -662,9 +662,9 @@ def _look(stop: Hang, run: Run) -> list[str]:
     if not lines:
         return []
     rank, line = next(iter(lines.items()))
-    kept = f"; its stack is in stacks/{rank}.txt of the run directory" if run.job.source == Job.source else ""
+    stack = f"; its stack is in stacks/{rank}.txt of the run directory" if run.job.source == Job.source else ""
     waits = "waits" if run.at_work else "waited"
-    return [f"see what {_whereabouts(run, rank)} {waits} for at {line}{kept}"]
+    return [f"see what {_whereabouts(run, rank)} {waits} for at {line}{stack}"]
 
 
 def _whereabouts(run: Run, rank: int) -> str:

@@ -99,8 +99,8 @@ def build(operations: Table) -> Graph:
     cost = _cost(start, table["duration_ns"].astype(np.float64), group)
     ideal = cost.copy()
     for one in range(len(names)):
-        held = op == one
-        ideal[held] = np.median(cost[held]) if (group[held] >= 0).any() else cost[held].mean()
+        mask = op == one
+        ideal[mask] = np.median(cost[mask]) if (group[mask] >= 0).any() else cost[mask].mean()
     phases = np.array([_COMPUTING.get(name, "") for name in names])[op]
     before, after = _order(step, table["rank"], [names[one] for one in op], table["seq"].tolist())
     return Graph(
@@ -147,12 +147,12 @@ def _key(name: str, dp: int, stage: int, seq: int) -> tuple[Any, ...] | None:
 def _cost(start: Floats, duration: Floats, group: Ints) -> Floats:
     """[N] duration of computing, and of a transfer what it took after the last of its group had come."""
     cost: Floats = duration.copy()
-    held = group >= 0
-    if not held.any():
+    mask = group >= 0
+    if not mask.any():
         return cost
     latest = np.full(int(group.max()) + 1, -np.inf)
-    np.maximum.at(latest, group[held], start[held])
-    cost[held] = np.maximum(start[held] + duration[held] - latest[group[held]], 0.0)
+    np.maximum.at(latest, group[mask], start[mask])
+    cost[mask] = np.maximum(start[mask] + duration[mask] - latest[group[mask]], 0.0)
     return cost
 
 
@@ -208,21 +208,21 @@ _TIMES = 3
 def _micro_batch_lengths(built: Graph) -> Floats:
     """[N] by what factor the work of each operation is longer than usual for its micro-batch; 1 of what is no work."""
     found = np.ones(len(built.cost))
-    held = np.flatnonzero(built.work & (built.cost > 0))
-    stages, replicas = len(np.unique(built.stage[held])), len(np.unique(built.replica[held]))
+    indices = np.flatnonzero(built.work & (built.cost > 0))
+    stages, replicas = len(np.unique(built.stage[indices])), len(np.unique(built.replica[indices]))
     if stages < 2 or stages + replicas < _TELL:
         return found
-    kind = built.op[held] * (int(built.stage.max()) + 1) + built.stage[held]
-    batch = np.stack([built.step[held], built.replica[held], built.batch[held]])
+    kind = built.op[indices] * (int(built.stage.max()) + 1) + built.stage[indices]
+    batch = np.stack([built.step[indices], built.replica[indices], built.batch[indices]])
     _, first, which = np.unique(batch, axis=1, return_index=True, return_inverse=True)
     which = which.ravel()
-    replica, length = built.replica[held][first], np.ones(len(first))
+    replica, length = built.replica[indices][first], np.ones(len(first))
     if np.bincount(replica).max() < _ENOUGH:
         return found
     for _ in range(_TIMES):
-        usual = _of_each(kind, built.cost[held] / length[which])
-        length = _of_each(which, built.cost[held] / usual[kind])
-    found[held] = (length / _slowdown(length, replica))[which]
+        usual = _of_each(kind, built.cost[indices] / length[which])
+        length = _of_each(which, built.cost[indices] / usual[kind])
+    found[indices] = (length / _slowdown(length, replica))[which]
     return found
 
 

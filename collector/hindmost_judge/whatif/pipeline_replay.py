@@ -310,14 +310,14 @@ def _units(schedule: Schedule, source: Ints, met: Array) -> Ints:
     """[N] which operations end together: a collective's members, and a send and its receive where they meet."""
     unit = np.arange(len(schedule.row))
     unit[met] = source[met]
-    held = np.flatnonzero(schedule.kind >= COLLECTIVE)
-    if len(held):
-        kind, group = schedule.kind[held], schedule.with_whom[held]
+    indices = np.flatnonzero(schedule.kind >= COLLECTIVE)
+    if len(indices):
+        kind, group = schedule.kind[indices], schedule.with_whom[indices]
         ranks = int(schedule.row.max()) + 1
-        number = ordinals(kind * ranks + schedule.row[held])
+        number = ordinals(kind * ranks + schedule.row[indices])
         key = (kind * (group.max() + 2) + group + 1) * (number.max() + 1) + number
         _, first, inverse = np.unique(key, return_index=True, return_inverse=True)
-        unit[held] = held[first][inverse]
+        unit[indices] = indices[first][inverse]
     return unit
 
 
@@ -354,12 +354,12 @@ def _against_peers(schedule: Schedule, work: Floats, cohort: Ints) -> tuple[Floa
     delay, least = np.zeros_like(work), work.copy()
     for one in np.unique(cohort):
         members = np.flatnonzero(cohort == one)
-        held = np.flatnonzero(np.isin(schedule.row, members))
+        indices = np.flatnonzero(np.isin(schedule.row, members))
         if len(members) < 2:
             continue
-        if len(held) % len(members):
+        if len(indices) % len(members):
             return None
-        block = held.reshape(len(members), -1)
+        block = indices.reshape(len(members), -1)
         if (schedule.kind[block] != schedule.kind[block[0]]).any():
             return None
         values = work[block].reshape(len(members), -1)

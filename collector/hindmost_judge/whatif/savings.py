@@ -39,15 +39,15 @@ def without_slowdowns(blocks: Blocks, slowdowns: Sequence[Slowdown]) -> Floats:
     own, interval_step = blocks.same_work, blocks.interval_step
     place = np.arange(len(interval_step)) - np.searchsorted(interval_step, interval_step)
     for slowdown in slowdowns:
-        held = np.flatnonzero((interval_step >= slowdown.first) & (interval_step < slowdown.stop))
+        indices = np.flatnonzero((interval_step >= slowdown.first) & (interval_step < slowdown.stop))
         if slowdown.phase is not None:
-            fixed[slowdown.row, held] -= slowdown.delay
+            fixed[slowdown.row, indices] -= slowdown.delay
             continue
         level = _usual(own[slowdown.row], interval_step, place, slowdown)
         if slowdown.outer is not None:
             level -= _usual(own[slowdown.row], interval_step, place, slowdown.outer)
         level = np.maximum(level, 0.0)
-        fixed[slowdown.row, held] -= level[place[held]]
+        fixed[slowdown.row, indices] -= level[place[indices]]
         _take_stalls(fixed[slowdown.row], interval_step, slowdown)
     return fixed
 
@@ -71,9 +71,9 @@ def _take_stalls(late: Floats, interval_step: Ints, slowdown: Slowdown) -> None:
     """Remove a slowdown's stalls in some steps from their intervals, the first of a step first."""
     for step, stalled in slowdown.stalls:
         left = stalled
-        for held in range(*np.searchsorted(interval_step, [step, step + 1]).tolist()):
-            taken = min(max(float(late[held]), 0.0), left)
-            late[held] -= taken
+        for column in range(*np.searchsorted(interval_step, [step, step + 1]).tolist()):
+            taken = min(max(float(late[column]), 0.0), left)
+            late[column] -= taken
             left -= taken
 
 
@@ -186,8 +186,8 @@ def without_stalls(blocks: Blocks, rows: Sequence[int], stalled: Ints) -> Floats
     """[R, K] delays with these ranks at their peers' pace in the stalled steps."""
     fixed: Floats = blocks.intervals.copy()
     columns = np.flatnonzero(np.isin(blocks.interval_step, stalled))
-    held = np.ix_(np.array(rows), columns)
-    fixed[held] = np.minimum(fixed[held], 0.0)
+    indices = np.ix_(np.array(rows), columns)
+    fixed[indices] = np.minimum(fixed[indices], 0.0)
     if blocks.evidence != build_blocks.PHASES and not blocks.overlapped:
         _take_ends(fixed, blocks, rows, stalled)
     return fixed
@@ -214,7 +214,7 @@ def longer_when(blocks: Blocks, stalled: Ints) -> tuple[float, float] | None:
     inside = np.isin(np.arange(len(blocks.steps)), stalled)
     after = np.append(False, inside[:-1]) & ~inside
     known = ~np.isnan(blocks.period)
-    calm, during, next_ = (blocks.period[held & known] for held in (~inside & ~after, inside, after))
+    calm, during, next_ = (blocks.period[mask & known] for mask in (~inside & ~after, inside, after))
     if len(calm) < ENOUGH_STEPS or len(during) < _STALLS:
         return None
     usual, often = float(median(calm)), len(next_) / len(during)
@@ -277,14 +277,14 @@ def step_delay(blocks: Blocks, intervals: Floats) -> Floats:
     for place in range(int(count.max())):
         for comm_class in np.unique(blocks.comm_class[(first + place)[place < count]]):
             column = np.minimum(first + place, len(blocks.comm_class) - 1)
-            held = np.flatnonzero((place < count) & (blocks.comm_class[column] == comm_class))
-            if blocks.overlapping[first[held] + place].all():  # no rank's computing waits for these
+            indices = np.flatnonzero((place < count) & (blocks.comm_class[column] == comm_class))
+            if blocks.overlapping[first[indices] + place].all():  # no rank's computing waits for these
                 continue
-            arrived = behind[:, held] + intervals[:, first[held] + place]
+            arrived = behind[:, indices] + intervals[:, first[indices] + place]
             group = blocks.group[:, comm_class]
             for one in np.unique(group[group >= 0]):  # a rank of no group leaves as it came
                 arrived[group == one] = arrived[group == one].max(axis=0)
-            behind[:, held] = arrived
+            behind[:, indices] = arrived
     return np.asarray(behind.max(axis=0))
 
 

@@ -106,8 +106,8 @@ def _by_rank(blocks: Blocks, costs: Sequence[tuple[Verdict | Planned, float]], l
     caused = or_zero(blocks.caused).mean(axis=1) / 1e6
     found: dict[int, float] = {}
     for one, ms in costs:
-        held = np.flatnonzero(np.isin(blocks.ranks, one.ranks))
-        _share(found, blocks.ranks[held], caused[held], ms)
+        indices = np.flatnonzero(np.isin(blocks.ranks, one.ranks))
+        _share(found, blocks.ranks[indices], caused[indices], ms)
     more = np.maximum(caused - np.array([found.get(rank, 0.0) for rank in blocks.ranks.tolist()]), 0.0)
     rest = lost - sum(ms for one, ms in costs if one.ranks)
     part = min(rest / more.sum(), 1.0) if more.any() else 0.0
@@ -252,27 +252,27 @@ def aside(blocks: Blocks, steps: Table, settings: Settings) -> tuple[Blocks, lis
 
 def _without(blocks: Blocks, due: Floats, words: _Words, settings: Settings) -> tuple[Blocks, Planned | None]:
     """The same without the delays ``due`` [R, S], and what the others wait for them."""
-    held = np.flatnonzero(due.any(axis=1))
-    if not len(held):
+    indices = np.flatnonzero(due.any(axis=1))
+    if not len(indices):
         return blocks, None
-    late = _planned_delay(blocks, held, due[held])
-    saved = float(stall_saving(blocks, held.tolist(), np.flatnonzero(late.any(axis=0))).mean())
+    late = _planned_delay(blocks, indices, due[indices])
+    saved = float(stall_saving(blocks, indices.tolist(), np.flatnonzero(late.any(axis=0))).mean())
     planned = None
     if saved >= settings.min_cost * blocks.step_ns:
-        note = _note(blocks, held, saved, due, words)
-        planned = Planned(tuple(blocks.ranks[held].tolist()), saved / 1e6, words.cause, note)
+        note = _note(blocks, indices, saved, due, words)
+        planned = Planned(tuple(blocks.ranks[indices].tolist()), saved / 1e6, words.cause, note)
     delay = blocks.delay.copy()
-    delay[held] -= late
+    delay[indices] -= late
     return replace(blocks, delay=delay), planned
 
 
-def _planned_delay(blocks: Blocks, held: Ints, due: Floats) -> Floats:
+def _planned_delay(blocks: Blocks, indices: Ints, due: Floats) -> Floats:
     """[N, S] ns that these are late by for what is ``due`` [N, S].
 
     A checkpoint that is written after a step's collectives is in that step, and holds up the next.
     """
-    usual = median(blocks.delay[held], axis=1)[:, None]
-    beyond = np.maximum(or_zero(blocks.delay[held] - usual), 0.0)
+    usual = median(blocks.delay[indices], axis=1)[:, None]
+    beyond = np.maximum(or_zero(blocks.delay[indices] - usual), 0.0)
     now = np.minimum(beyond, due)
     left = np.where(now < due / 2, due - now, 0.0)
     return np.asarray(now + np.minimum(beyond - now, np.pad(left[:, :-1], ((0, 0), (1, 0)))))
@@ -302,11 +302,11 @@ def _evaluated(blocks: Blocks, steps: Table) -> Floats | None:
     kind = steps["kind"]
     if is_constant(kind) and kind[0] != "eval":
         return None
-    held = np.flatnonzero((kind == "eval") & (steps["duration_ns"] > 0) & (steps["start_ns"] >= 0))
-    if not len(held):
+    indices = np.flatnonzero((kind == "eval") & (steps["duration_ns"] > 0) & (steps["start_ns"] >= 0))
+    if not len(indices):
         return None
     found = np.zeros_like(blocks.delay)
-    rank, start, lasted = (steps[name][held] for name in ("rank", "start_ns", "duration_ns"))
+    rank, start, lasted = (steps[name][indices] for name in ("rank", "start_ns", "duration_ns"))
     for row in np.flatnonzero(np.isin(blocks.ranks, rank)).tolist():
         known = np.flatnonzero(~np.isnan(blocks.ended[row]))
         if not len(known):
@@ -354,11 +354,11 @@ def _now_and_then(does: Array) -> Array:
     return np.asarray((2 * steps < does.shape[1]) & (steps <= _ON_END * apart))[:, None]
 
 
-def _note(blocks: Blocks, held: Ints, saved: float, due: Floats, words: _Words) -> str:
+def _note(blocks: Blocks, indices: Ints, saved: float, due: Floats, words: _Words) -> str:
     """The note on what the others wait for these, ``saved`` ns a step."""
     steps = int(np.count_nonzero(due.any(axis=0)))
-    who = names([int(blocks.ranks[row]) for row in held])
-    does = words.one if len(held) == 1 else words.several
+    who = names([int(blocks.ranks[row]) for row in indices])
+    does = words.one if len(indices) == 1 else words.several
     waited = f"{who} {does} in {steps} of {len(blocks.steps)} steps"
     each_ms, share = saved * len(blocks.steps) / steps, saved / average(blocks.period)
     cost = f"others wait {wording.ms(each_ms)} each time ({percent(share)})"

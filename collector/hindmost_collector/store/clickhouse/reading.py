@@ -87,11 +87,11 @@ def _in_part(table: str, part: partial_read.PartialRead | None) -> str:
     column = partial_read.TIME.get(table)
     if part is None or column is None:
         return ""
-    kept = f" AND positiveModulo({column} - {part.first}, {part.every_ns}) < {part.kept_of(table)}"
+    condition = f" AND positiveModulo({column} - {part.first}, {part.every_ns}) < {part.kept_of(table)}"
     if table == "metrics":
         causal = " OR ".join(f"startsWith(name, '{prefix}')" for prefix in CAUSAL)
-        kept += f" AND ({causal}) AND intDiv(time_ns, 1000000000) % {part.sample_every} = 0"
-    return kept
+        condition += f" AND ({causal}) AND intDiv(time_ns, 1000000000) % {part.sample_every} = 0"
+    return condition
 
 
 def _rows(server: Server, table: str, job: str, part: partial_read.PartialRead | None) -> pa.Table:
@@ -167,7 +167,9 @@ class ClickHouseRecording(Tables):
         if not self._target.job:
             return {}
         where = _literal(self._equal("job", self._target.job))
-        names = [f"{self._target.place.database}.{table}_{held}" for table in ddl.TABLES for held in ("rows", "local")]
+        names = [
+            f"{self._target.place.database}.{table}_{suffix}" for table in ddl.TABLES for suffix in ("rows", "local")
+        ]
         return {"additional_table_filters": f"{{{', '.join(f'{_literal(name)}: {where}' for name in names)}}}"}
 
     def sql(self, query: str) -> pa.Table:

@@ -161,8 +161,8 @@ class ClickHouseStore:
         """What was given as ``clock`` to the last ``write`` on this host that had it."""
         ours = "collector = {name:String} AND clock != ''"
         query = f"SELECT argMax(clock, flush) FROM {self._view('flushes')} WHERE {ours}"
-        kept = self.server.command(query, {"name": self._name})
-        known: dict[str, Any] = json.loads(kept) if kept else {}
+        answer = self.server.command(query, {"name": self._name})
+        known: dict[str, Any] = json.loads(answer) if answer else {}
         return known
 
     def write(
@@ -304,14 +304,14 @@ def _of_job(piece: pa.Table, job: str) -> pa.Table:
 
 
 def _blocks(pieces: Iterator[pa.Table]) -> Iterator[pa.Table]:
-    held: list[pa.Table] = []
+    block: list[pa.Table] = []
     for piece in pieces:
-        held.append(piece)
-        if sum(map(len, held)) >= BLOCK_ROWS:
-            yield _joined(held)
-            held = []
-    if held:
-        yield _joined(held)
+        block.append(piece)
+        if sum(map(len, block)) >= BLOCK_ROWS:
+            yield _joined(block)
+            block = []
+    if block:
+        yield _joined(block)
 
 
 def _joined(pieces: list[pa.Table]) -> pa.Table:

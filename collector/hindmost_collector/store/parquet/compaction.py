@@ -222,12 +222,12 @@ def _sorted(table: str, parts: list[pa.Table], order: Sequence[str]) -> pa.Table
     Columns are joined and sorted one after the other, and the parts are let go of: there is memory for one copy.
     """
     target = schema.arrow_schema(table)
-    held = [part for part in parts if len(part)]
+    filled = [part for part in parts if len(part)]
     parts.clear()
-    if not held:
+    if not filled:
         return target.empty_table()
-    columns = dict(zip(target.names, zip(*(_fitted(table, part).columns for part in held), strict=True), strict=True))
-    held.clear()
+    columns = dict(zip(target.names, zip(*(_fitted(table, part).columns for part in filled), strict=True), strict=True))
+    filled.clear()
     ordered = {name: _ranked(_combined(columns.pop(name))) for name in order}
     index = _argsort([_numbers(column) for column in ordered.values()])
     made = []
@@ -403,11 +403,11 @@ class Upkeep:
         self._follow()
         if self._retention.days and self._day_expired != self._day(0):
             limits = {longer: self._day(self._retention.days * longer) for longer in (1, *schema.LEVELS_KEPT.values())}
-            kept = [
+            remaining = [
                 (segment, schema.LEVELS_KEPT.get(segment.path.parent.name, 1))
                 for segment in _expendable(self._survey())
             ]
-            freed = self._delete([one for one, longer in kept if one.day < limits[longer]])
+            freed = self._delete([one for one, longer in remaining if one.day < limits[longer]])
             self._day_expired = self._day(0) if not freed else ""  # of a job that ends so, more may go now
         freed += self._expire_by_size() if self._retention.bytes else 0
         if not self._store.single:  # a job of which nothing is left to report on goes, now or in a later round

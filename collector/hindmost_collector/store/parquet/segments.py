@@ -102,11 +102,11 @@ def readable(directory: Path) -> list[Segment]:
 def standing(found: Iterable[Segment | None]) -> list[Segment]:
     """Segments in order, those left out that another one stands for."""
     ordered = sorted((one for one in found if one), key=lambda one: (one.day, one.flush, -one.last, -one.level))
-    kept: list[Segment] = []
+    valid: list[Segment] = []
     for one in ordered:
-        if not (kept and kept[-1].level and kept[-1].day == one.day and one.last <= kept[-1].last):
-            kept.append(one)
-    return kept
+        if not (valid and valid[-1].level and valid[-1].day == one.day and one.last <= valid[-1].last):
+            valid.append(one)
+    return valid
 
 
 class Writer:

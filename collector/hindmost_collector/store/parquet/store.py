@@ -154,8 +154,8 @@ class ParquetStore:
     def swap(self, made: Mapping[Path, Path], replaced: Iterable[Path]) -> None:
         """Put segments (temporary to final name) in the place of others, all in one commit. Raises OSError."""
         renames = [(str(old.relative_to(self.root)), str(new.relative_to(self.root))) for old, new in made.items()]
-        kept = set(made.values())
-        deletions = [str(path.relative_to(self.root)) for path in replaced if path not in kept]
+        present = set(made.values())
+        deletions = [str(path.relative_to(self.root)) for path in replaced if path not in present]
         with self._writing:
             self._journal.commit(renames, deletions=deletions)
 
