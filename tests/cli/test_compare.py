@@ -44,6 +44,14 @@ def test_a_slower_run_is_reported_with_its_interval_and_its_new_verdict() -> Non
     assert found["verdicts"]["gone"] == []
 
 
+def test_a_verdict_in_one_line_says_once_since_when() -> None:
+    """Its cost is of the same steps."""
+    shown = text.render(compare(job(), job(2, faults=[SLOW | {"from": 60}])), width=200)
+    (line,) = (line for line in shown.splitlines() if line.startswith("NEW"))
+    assert line.count("since") == 1
+    assert "ms per step (" in line
+
+
 def test_two_runs_of_the_same_are_no_change() -> None:
     """Other noise is no other speed."""
     found = compare(job(1), job(2))

@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Of which steps a cost is, which the finding before it in one line says already.
-_SINCE = re.compile(r" since (?:then|step \d+)")
 #: Notifications that wait for one receiver; beyond, the oldest goes.
 QUEUE = 256
 #: Seconds for one attempt, between the first two attempts and at most, and for all attempts at one notification.
@@ -118,7 +116,7 @@ def _detail(words: RenderedVerdict, event: Mapping[str, Any]) -> str:
     why = [one for one in words.why if not _WHICH_OPERATION.search(one)]
     if words.kind in STOPS and why:
         return f"; {why[min(event['event'] == 'changed', len(why) - 1)]}"
-    return f"; costs {_SINCE.sub('', words.cost.partition(';')[0])}" if words.cost else ""
+    return f"; costs {words.short_cost}" if words.short_cost else ""
 
 
 class Destination(Protocol):

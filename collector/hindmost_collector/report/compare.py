@@ -567,7 +567,7 @@ def _changes(verdicts: Mapping[str, Any]) -> list[tuple[str, str, str]]:
 
 def _sentence(one: Mapping[str, Any]) -> str:
     shown = of_verdict(one)
-    return f"{shown.sentence}; {shown.cost.partition(';')[0]}" if shown.cost else shown.sentence
+    return f"{shown.sentence}; {shown.short_cost}" if shown.short_cost else shown.sentence
 
 
 def _in_a(one: Mapping[str, Any]) -> str:

@@ -33,7 +33,8 @@ _NODES = 2
 class RenderedVerdict:
     """A verdict in words. ``why`` has the evidence that decided first; ``sure``, ``cost`` and ``where`` may be empty.
 
-    ``also`` has other steps in which the same held, and what it cost in these.
+    ``short_cost`` is for one line with the finding: without its steps, and what remains. ``also`` has other steps in
+    which the same held, and what it cost in these.
 
     The kind of a balanced job that stopped for a while is ``stalled``, of one that became slower on all ranks
     ``slowed``.
@@ -48,6 +49,7 @@ class RenderedVerdict:
     where: str
     do: tuple[str, ...]
     also: str = ""
+    short_cost: str = ""
 
     @property
     def sentence(self) -> str:
@@ -89,8 +91,7 @@ def decisive(one: RenderedVerdict) -> tuple[str, ...]:
 def _periods(verdicts: Iterable[Mapping[str, Any]]) -> str:
     in_order = sorted(verdicts, key=lambda one: one.get("since_step") or 0)
     return "; ".join(
-        _interval({**one, "since_time_s": None}).removeprefix(", ") + f": {_cost(one).partition(' per step')[0]}"
-        for one in in_order
+        _interval({**one, "since_time_s": None}).removeprefix(", ") + f": {_amount(one)}" for one in in_order
     )
 
 
@@ -157,14 +158,15 @@ def _over(report: Mapping[str, Any]) -> list[RenderedVerdict]:
 
 def _verdict(report: Mapping[str, Any], one: Mapping[str, Any]) -> RenderedVerdict:
     stalls, slowed = report["job"].get("stalls") or (), report["job"].get("slowed")
-    kind, cost, sure = one["kind"], _cost(one), _sure(one)
+    kind, (short, cost), sure = one["kind"], _cost(one), _sure(one)
     if kind in ("balanced", "insufficient_data") and stalls and not one["ranks"]:
         kind, (head, what), sure = "stalled", _stalled(stalls), ""
-        cost = _cost_of_stalls(stalls, report["job"].get("duration_s"))
+        short = cost = _cost_of_stalls(stalls, report["job"].get("duration_s"))
     elif kind in ("balanced", "insufficient_data") and slowed and slowed["until_step"] is None:
         kind, (head, what), sure = "slowed", ("SLOW", _slowed(slowed, len(report["ranks"]))), ""
         more = slowed["step_ms"] - slowed["was_ms"]
-        cost = f"{part_of(more, slowed['step_ms'])} per step since then ({ratio(more / slowed['step_ms'])})"
+        amount, share = f"{part_of(more, slowed['step_ms'])} per step", f" ({ratio(more / slowed['step_ms'])})"
+        short, cost = f"{amount}{share}", f"{amount} since then{share}"
     else:
         head, what = _HEADS[kind](one, _who(report, one))
         if head == "OK" and report["job"].get("ended"):
@@ -174,7 +176,7 @@ def _verdict(report: Mapping[str, Any], one: Mapping[str, Any]) -> RenderedVerdi
         why = why[1:]
     if why and one["kind"] in _OF_SOME and one["ranks"] and (when := _when(one)):
         why = (f"{when}, {why[0]}", *why[1:])
-    return RenderedVerdict(kind, head, what, sure, cost, why, columns.place(report, one), do)
+    return RenderedVerdict(kind, head, what, sure, cost, why, columns.place(report, one), do, short_cost=short)
 
 
 def _sure(one: Mapping[str, Any]) -> str:
@@ -336,21 +338,24 @@ def _when(one: Mapping[str, Any]) -> str:
     return "in these steps" if one.get("until_step") is not None else f"since step {since}" if since else ""
 
 
-def _cost(one: Mapping[str, Any]) -> str:
-    """``3.9 of 8.9 ms per step (44 %); 5.0 ms remain``: of the steps in which the fault acted."""
+def _amount(one: Mapping[str, Any]) -> str:
+    """``3.9 of 8.9 ms``; empty where it is not known."""
     cost, share = one.get("cost_ms_per_step"), one.get("cost_ratio")
+    return "" if cost is None else part_of(cost, cost / share) if share else duration(cost)
+
+
+def _cost(one: Mapping[str, Any]) -> tuple[str, str]:
+    """``3.9 of 8.9 ms per step (44 %)``, and the same with the steps in which the fault acted and with what remains."""
+    cost, share, before = one.get("cost_ms_per_step"), one.get("cost_ratio"), one.get("given") or ()
     if cost is None:
-        return ""
-    when = f" {_when(one)}".rstrip()
-    before = one.get("given") or ()
+        return "", ""
+    amount, when = f"{_amount(one)} per step", f" {_when(one)}".rstrip()
     if not share:
-        return f"{duration(cost)} per step{when}"
-    was = cost / share
-    left = without(cost, was)
-    fixed = f"; {left} remain" if left else ""
+        return amount, f"{amount}{when}"
+    left, after = without(cost, cost / share), f" ({ratio(share)})"
     if before:  # a step with these fixed, and this one too, is another length
-        fixed = f", saved only after {names(before)} {'is' if len(before) == 1 else 'are'} fixed"
-    return f"{part_of(cost, was)} per step{when} ({ratio(share)}){fixed}"
+        after += f", saved only after {names(before)} {'is' if len(before) == 1 else 'are'} fixed"
+    return f"{amount}{after}", f"{amount}{when}{after}" + (f"; {left} remain" if left and not before else "")
 
 
 def render_json(report: Mapping[str, Any]) -> str:
