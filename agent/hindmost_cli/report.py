@@ -127,7 +127,7 @@ def run(args: argparse.Namespace) -> int:
         elif args.format == "markdown":
             pages.append(markdown.render(report, chosen, path))
         elif args.brief:
-            pages.append(brief.render(report))
+            pages.append(brief.render(report, path))
         elif args.format == "csv" and wanted:
             pages.append(csv.render_sections(report, wanted))
         else:

@@ -49,8 +49,10 @@ class Advice:
 INPUT, COPIES, SMALL, WAITS = 0.10, 0.05, 0.05, 0.10
 #: A collective is small up to this size, and many are this many calls of a rank in a step.
 SMALL_BYTES, MANY = 256 << 10, 16
-#: CPUs of a node are full from this share on, threads queue from this many at a time on, a quota holds from this on.
-FULL, QUEUE, QUOTA = 0.90, 1.0, 0.05
+#: CPUs of a node are full from this share on, a quota holds from this on.
+FULL, QUOTA = 0.90, 0.05
+#: Threads of a rank, on a CPU or in its queue, are too many from so many times its CPUs on: one thread fills only one.
+DEMAND = 1.35
 #: Workers that compute for this share of the time are what input waits for.
 WORKERS_BUSY = 0.7
 #: A rank that uses at most this many CPUs has one thread that computes.
@@ -73,7 +75,8 @@ EXPOSED = 0.20
 DISK_FULL, FAR_BELOW = 0.80, 0.50
 #: Ranks wait for storage for this share of the time: they, or their workers, sleep in the disk's queue.
 BLOCKED = 0.20
-#: The mean rank of a compiled program works this much less than the longest, whose memory or messages are so much more.
+#: The mean rank of a compiled program works this much less than the longest, whose memory or messages are so much more
+#: than the others'.
 UNEVEN, MORE = 0.10, 1.10
 #: PCIe's bytes a second of one lane by generation, and the share of it that copies from pinned memory reach.
 LANE, PINNED = {3: 0.985e9, 4: 1.97e9, 5: 3.94e9, 6: 7.56e9}, 0.60
@@ -111,8 +114,18 @@ class Facts:
     @cached_property
     def input(self) -> float:
         """The share of the step that the typical rank waits for input, as far as this makes the step longer."""
+        return float(np.minimum(self.share("input"), self._input_cost))
+
+    @cached_property
+    def _input_cost(self) -> float:
+        """COST of input as a share of the step, whichever rank waits for it; NaN where unknown."""
         without = efficiency.free(self.seen).get("input") if self.seen is not None else None
-        return float("nan") if without is None else min(self.share("input"), 1.0 - without * 1e6 / self.step)
+        return float("nan") if without is None else 1.0 - without * 1e6 / self.step
+
+    @property
+    def input_costs(self) -> str:
+        """The same in words."""
+        return f"input costs {percent(self._input_cost)} of the step"
 
     def _summary(self, metric: str, of: str, how: str) -> dict[usage.Owner, float]:
         """In the steps, where there are samples of these, else in all of the recording."""
@@ -250,7 +263,7 @@ def _quota(facts: Facts) -> Advice | None:
         "CPU quota",
         f"a control group on {most[0]} was stopped {percent(stopped[most])} of the time by its CPU quota",
         f"stopped for {percent(QUOTA)} of the time",
-        "raise the limit: `resources.limits.cpu` (Kubernetes), `--cpus` (containers), `CPUQuota=` (systemd)",
+        f"raise the limit: {advice.CPU_QUOTA}",
         min(stopped[most], 1.0),
     )
 
@@ -258,14 +271,14 @@ def _quota(facts: Facts) -> Advice | None:
 def _too_many_threads(facts: Facts) -> Advice | None:
     waiting = facts.typical("threads_runqueue_seconds_total", "rate")
     used, full = facts.typical("cpu_seconds_total", "rate"), facts.busiest
-    if not waiting >= QUEUE or not waiting >= used or not facts.cpus_each >= 1.0 or full < FULL:
+    if not waiting + used >= DEMAND * facts.cpus_each or not facts.cpus_each >= 1.0 or full < FULL:
         return None
     each = int(facts.cpus_each)
     return Advice(
         "threads of each rank",
-        f"{waiting:.1f} threads of the typical rank wait for a CPU at a time; it uses {used:.1f} of its {each} CPUs,"
-        f" its node {percent(full)} of all",
-        f"{QUEUE:.0f} waiting thread, and CPUs {percent(FULL)} busy",
+        f"{waiting + used:.1f} threads of the typical rank run or wait for a CPU at a time, its share is {each}"
+        f" CPU{'s' * (each > 1)}, and the node's CPUs are {percent(full)} busy",
+        f"{DEMAND} times as many threads as CPUs, and CPUs {percent(FULL)} busy",
         f"`export OMP_NUM_THREADS={each}`: one thread for each CPU of a rank"
         + (f"; `torch.set_num_threads({each})`, `torch.set_num_interop_threads(1)`" if facts.torch else ""),
         min(waiting / (waiting + used), 1.0),
@@ -355,17 +368,17 @@ def _workers(facts: Facts) -> Advice | None:
     busy = facts.typical("children_cpu_seconds_total", "rate") / count if count >= 0.5 else float("nan")
     why = f"{percent(INPUT)} of the step"
     if count < 0.5:
-        found, why = "and has no worker process", f"{why}, no workers"
+        found, why = "and the typical rank has no worker process", f"{why}, no workers"
     elif count > room:
-        found, why = f"and shares {room:.0f} CPUs with its {count:.0f} workers", f"{why}, more workers than CPUs"
+        found, why = f"and a rank shares {room:.0f} CPUs with its {count:.0f} workers", f"{why}, more workers than CPUs"
     elif count < wanted and busy >= WORKERS_BUSY:
-        found = f"its {count:.0f} workers compute {percent(busy)} of the time, and it has {room:.0f} CPUs"
+        found = f"a rank's {count:.0f} workers compute {percent(busy)} of the time, and it has {room:.0f} CPUs"
         why = f"{why}, workers {percent(WORKERS_BUSY)} busy, fewer than CPUs"
     else:
         return None
     return Advice(
         "DataLoader workers",
-        f"the typical rank waits for input {percent(share)} of the step, {found}",
+        f"{facts.input_costs}, {found}",
         why,
         f"`DataLoader(..., num_workers={wanted}, prefetch_factor=4, persistent_workers=True)`",
         share,
@@ -412,9 +425,11 @@ def _exposed(facts: Facts) -> Advice | None:
     do = "start it early and wait late: `MPI_I...` and `MPI_Wait` around the computing that does not need it"
     if "horovod" in facts.frameworks:
         do = "`DistributedOptimizer(..., compression=hvd.Compression.fp16, backward_passes_per_step=4)`"
+    elif most.operation.startswith("ddp"):
+        do = "`with model.no_sync():` in 3 of 4 steps; `model.register_comm_hook(None, fp16_compress_hook)`"
     elif facts.torch:
         do = "`DistributedDataParallel` sends gradients in backward; `with model.no_sync()` sends them every few steps"
-    pace = f", {most.bandwidth / 1e9:.2g} GB/s of each rank" if most.bandwidth else ""
+    pace = f", {most.bandwidth / 1e6:,.3g} MB/s of each rank" if most.bandwidth else ""
     return Advice(
         "collectives not overlapped",
         f"{most.operation} of up to {(most.bytes or 0) / (1 << 20):,.1f} MiB takes {ms(took)} of the step"
@@ -552,23 +567,38 @@ def _small_reads(facts: Facts) -> Advice | None:
         return None
     return Advice(
         "small reads",
-        f"the typical rank makes {rate:,.0f} reads a second of {size / 1024:.1f} KiB, and waits for input"
-        f" {percent(facts.share('input'))} of the step: many small files, or large ones in small pieces",
+        f"{facts.input_costs}; the typical rank makes {rate:,.0f} reads a second, of {size:,.0f} bytes: many small"
+        " files, or large ones in small pieces",
         f"{READS:,.0f} reads a second of at most {SMALL_READ >> 10} KiB",
         "pack samples into shards (WebDataset, TFRecord, Parquet), or read whole files at once",
         facts.input,
     )
 
 
+def _writes(facts: Facts) -> Advice | None:
+    """Ranks that wait for storage though neither for input nor for checkpoints: what they write is waited for."""
+    written = facts.typical("written_bytes_total", "rate")
+    if facts.blocked < BLOCKED or facts.input >= INPUT or facts.share("checkpoint") >= INPUT or not written > 0:
+        return None
+    return Advice(
+        "writes in the loop",
+        f"the typical rank waits for storage {percent(facts.blocked)} of the time, not for input or checkpoints, and"
+        f" writes {written / 1e3:,.1f} kB/s",
+        f"{percent(BLOCKED)} of the time, input and checkpoints below {percent(INPUT)} of the step each",
+        "log every 50 steps, and without `flush()` and `os.fsync()`",
+        facts.blocked,
+    )
+
+
 def _storage(facts: Facts) -> Advice | None:
-    """Ranks that wait for storage, by what the node's busiest disk does meanwhile."""
+    """Ranks whose input waits for storage, by what the node's busiest disk does meanwhile."""
     if facts.blocked < BLOCKED or not facts.input >= INPUT:
         return None
     busy, now, best = (
         usage.by_label(facts.metrics, f"hindmost_node_disk_{name}_total", "", how, "device")
         for name, how in (("busy_seconds", "rate"), ("read_bytes", "rate"), ("read_bytes", "peak_rate"))
     )
-    found = f"the typical rank and its workers wait for storage {percent(facts.blocked)} of the time"
+    found = f"{facts.input_costs}; a rank and its workers wait for storage {percent(facts.blocked)} of the time"
     disks = [(rate, owner, disk) for owner, of in now.items() for disk, rate in of.items() if rate > 0]
     do = "a local copy of the data, or one in memory (`/dev/shm`)"
     if disks:
@@ -579,9 +609,8 @@ def _storage(facts: Facts) -> Advice | None:
             do = "ask for more at a time, the disk can do more: " + (
                 "`DataLoader(..., num_workers=4, prefetch_factor=4)`, larger reads" if facts.torch else "larger reads"
             )
-    return Advice(
-        "storage", found, f"{percent(BLOCKED)} of the time, input {percent(INPUT)} of the step", do, facts.input
-    )
+    why = f"{percent(BLOCKED)} of the time, input {percent(INPUT)} of the step"
+    return Advice("storage", found, why, do, facts.input)
 
 
 def _domains(facts: Facts) -> Advice | None:
@@ -595,12 +624,12 @@ def _domains(facts: Facts) -> Advice | None:
     shown = _more_of(facts, rank)
     if longest - mean < UNEVEN * longest or not shown or not facts.step > 0:
         return None
-    spread, gone = longest - mean, longest - float(np.nanmedian(work))
+    spread = longest - mean
     return Advice(
         "uneven domains",
-        f"rank {rank} works {ms(longest)} of the step, the mean rank {ms(mean)}, and has {shown}; spread evenly a step"
-        f" is {percent(spread / facts.step)} shorter ({percent(gone / facts.step)} if its own delay vanished)",
-        f"the mean rank works {percent(UNEVEN)} less than the longest, which has {MORE:.1f} times the median's memory,"
+        f"rank {rank} works {ms(longest)} of the step, the mean rank {ms(mean)}, and has {shown}; spread evenly, a"
+        f" step is {percent(spread / facts.step)} shorter",
+        f"the mean rank works {percent(UNEVEN)} less than the longest, which has {MORE:.1f} times the others' memory,"
         " calls or bytes",
         "divide the domain by work: the program's load balancer (LAMMPS `fix balance`), another process grid",
         spread / facts.step,
@@ -608,7 +637,7 @@ def _domains(facts: Facts) -> Advice | None:
 
 
 def _more_of(facts: Facts, rank: int) -> str:
-    """Of what this rank has more than the median one; empty where nothing."""
+    """Of what this rank has more than the median one of the others; empty where nothing."""
     table = facts.run.collectives
     known, row = np.unique(table["rank"], return_inverse=True)
     sums = {"calls": np.ones(len(table["rank"])), "bytes sent": np.maximum(table["bytes"], 0)}
@@ -617,9 +646,9 @@ def _more_of(facts: Facts, rank: int) -> str:
     by_rank |= {name: dict(zip(known.tolist(), values, strict=True)) for name, values in counts.items()}
     found = []
     for name, of in by_rank.items():
-        usual = _median(of.values())
+        usual = _median(value for other, value in of.items() if other != rank)
         if usual > 0 and of.get(rank, 0.0) >= MORE * usual:
-            found.append(f"{of[rank] / usual:.1f} times the median's {name}")
+            found.append(f"{of[rank] / usual:.1f} times the {name} of the others")
     return " and ".join(found)
 
 
@@ -656,6 +685,7 @@ RULES: tuple[Callable[[Facts], Advice | None], ...] = (
     _clocks,
     _small_reads,
     _storage,
+    _writes,
     _domains,
     _page_faults,
 )

@@ -237,14 +237,16 @@ def test_runs_with_other_batches_are_compared_by_their_work() -> None:
     assert rates["work_per_s"]["changed"]
     assert rates["steps_per_s"]["change"] < -0.25
     shown = text.render(found, width=200)
-    assert "a step has 128 samples or tokens in A and 256 in B: compare by PACE" in shown
-    assert re.search(r"PACE .*samples or tokens/s: more, by 3\d %", shown)
+    assert re.search(r"RESULT B is faster by 3\d %: .* samples or tokens/s", shown)
+    assert "a step has 128 samples or tokens in A and 256 in B" in shown
+    assert "PACE" not in shown
 
 
 def test_the_same_work_has_no_note_on_it() -> None:
     """Nor a change of pace beyond noise."""
     shown = text.render(compare(trained(4, 32), trained(4, 32, seed=2)), width=200)
-    assert "compare by PACE" not in shown
+    assert "a step has" not in shown
+    assert "PACE   " in shown
     assert "no change beyond noise" in shown
 
 

@@ -122,9 +122,15 @@ CASES: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = [
     ),
     (
         "threads of each rank",
-        "8.0 threads of the typical rank wait for a CPU at a time",
+        "11.9 threads of the typical rank run or wait for a CPU at a time, its share is 4 CPUs",
         {"run": job(*of_ranks(threads_runqueue_seconds_total=8.0, cpu_seconds_total=3.9), *cpu_time(0.98))},
         {"run": job(*of_ranks(threads_runqueue_seconds_total=0.2, cpu_seconds_total=3.9), *cpu_time(0.98))},
+    ),
+    (  # two threads on one CPU; one thread next to other programs
+        "threads of each rank",
+        "1.5 threads of the typical rank run or wait for a CPU at a time, its share is 1 CPU, and",
+        {"run": job(*of_ranks(threads_runqueue_seconds_total=0.7, cpu_seconds_total=0.8), *cpu_time(0.98, 4), cpus=4)},
+        {"run": job(*of_ranks(threads_runqueue_seconds_total=0.9, cpu_seconds_total=0.3), *cpu_time(0.98, 4), cpus=4)},
     ),
     (
         "threads of each rank",
@@ -134,19 +140,19 @@ CASES: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = [
     ),
     (
         "DataLoader workers",
-        "waits for input 30 % of the step, and has no worker process",
+        "input costs 30 % of the step, and the typical rank has no worker process",
         {"run": job(*of_ranks(children=0.0)), "seen": seen(input=30.0)},
         {"run": job(*of_ranks(children=0.0)), "seen": seen(input=5.0)},
     ),
     (
         "DataLoader workers",
-        "its 2 workers compute 95 % of the time, and it has 4 CPUs",
+        "a rank's 2 workers compute 95 % of the time, and it has 4 CPUs",
         {"run": job(*of_ranks(children=2.0, children_cpu_seconds_total=1.9)), "seen": seen(input=30.0)},
         {"run": job(*of_ranks(children=2.0, children_cpu_seconds_total=0.2)), "seen": seen(input=30.0)},
     ),
     (
         "DataLoader workers",
-        "shares 4 CPUs with its 12 workers",
+        "a rank shares 4 CPUs with its 12 workers",
         {"run": job(*of_ranks(children=12.0, children_cpu_seconds_total=4.0)), "seen": seen(input=30.0)},
         {"run": job(*of_ranks(children=12.0, children_cpu_seconds_total=4.0)), "seen": seen(input=3.0)},
     ),
@@ -228,8 +234,14 @@ CASES: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = [
         {"run": job(*of_ranks(children_blocked=0.0), *of_disk(busy=0.95, read=2e7)), "seen": seen(input=30.0)},
     ),
     (
+        "writes in the loop",
+        "waits for storage 30 % of the time, not for input or checkpoints, and writes 28.0 kB/s",
+        {"run": job(*of_ranks(blocked=0.3, written_bytes_total=28e3)), "seen": seen(input=2.0)},
+        {"run": job(*of_ranks(blocked=0.3, written_bytes_total=28e3)), "seen": seen(input=2.0, checkpoint=30.0)},
+    ),
+    (
         "uneven domains",
-        "has 2.0 times the median's memory; spread evenly a step is 30 % shorter (40 % if its own delay vanished)",
+        "has 2.0 times the memory of the others; spread evenly, a step is 30 % shorter",
         {"run": job(*of_memory(1.0, 1.0, 1.0, 2.0), framework="mpi"), "seen": works(50.0, 50.0, 50.0, 90.0)},
         {"run": job(*of_memory(1.0, 1.0, 1.0, 1.0), framework="mpi"), "seen": works(50.0, 50.0, 50.0, 90.0)},
     ),
@@ -265,7 +277,7 @@ CASES: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = [
     ),
     (
         "small reads",
-        "makes 5,000 reads a second of 4.0 KiB",
+        "makes 5,000 reads a second, of 4,096 bytes",
         {"run": job(*of_ranks(read_calls_total=5000.0, read_characters_total=5000 * 4096.0)), "seen": seen(input=30.0)},
         {"run": job(*of_ranks(read_calls_total=5000.0, read_characters_total=5e9)), "seen": seen(input=30.0)},
     ),

@@ -6,8 +6,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from hindmost_collector.report import columns, verdict_lines
+from hindmost_collector.report import columns
 from hindmost_collector.report.sections import in_one_line
+from hindmost_collector.report.verdict_lines import filled, rendered
 
 SCHEMA = "hindmost.brief/1"
 #: Bytes at most, with the final newline.
@@ -16,19 +17,22 @@ MOST = 8000
 _LISTED, _SENTENCE, _RANKS = 8, 300, 16
 
 
-def render(report: Mapping[str, Any]) -> str:
-    """The same whatever the job's size: where it would be longer, lists lose their last entries, and say so."""
+def render(report: Mapping[str, Any], path: str = "RUN") -> str:
+    """The same whatever the job's size: where it would be longer, lists lose their last entries, and say so.
+
+    ``path`` is that of the recording in commands, as a shell takes it.
+    """
     for listed in range(_LISTED, 0, -1):
-        found = json.dumps(of(report, listed), ensure_ascii=True, separators=(",", ":"), allow_nan=False) + "\n"
+        found = json.dumps(of(report, listed, path), ensure_ascii=True, separators=(",", ":"), allow_nan=False) + "\n"
         if len(found) <= MOST:
             return found
     return json.dumps({"schema": SCHEMA, "title": _short(columns.title(report)), "cut": True}) + "\n"
 
 
-def of(report: Mapping[str, Any], listed: int = _LISTED) -> dict[str, Any]:
+def of(report: Mapping[str, Any], listed: int = _LISTED, path: str = "RUN") -> dict[str, Any]:
     """Its verdicts in words and figures, each list of so many at most."""
     job, parts = report["job"], report.get("sections") or {}
-    words = verdict_lines.rendered(report)
+    words = [filled(one, {"hindmost report RUN": f"hindmost report {path}"}) for one in rendered(report)]
     verdicts = [
         {
             "kind": one["kind"],
@@ -49,6 +53,7 @@ def of(report: Mapping[str, Any], listed: int = _LISTED) -> dict[str, Any]:
     settings = [
         {name: _short(row[name]) for name in ("name", "found", "set")}
         for row in (parts.get("advice") or {}).get("settings", ())
+        if not columns.says(report, row["set"])
     ]
     free = [
         {"without": row["without"], "step_ms": _digits(row["step_ms"]), "saved": _digits(row["saved"])}

@@ -85,7 +85,7 @@ def limits_more(report: Mapping[str, Any]) -> bool:
 
 
 _DO_ON = {
-    "cpu": "run fewer ranks per node, each on its own CPU",
+    "cpu": "run fewer ranks, or threads of each, per node: no more than it has CPUs",
     "communication": "overlap transfers with computing, or send less data",
     "copies": "copy from pinned memory, in the background: `pin_memory=True`, `batch.to(device, non_blocking=True)`",
     "host": "launch fewer, larger kernels: CUDA graphs, torch.compile, fused optimizers, larger batches",

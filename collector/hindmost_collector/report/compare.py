@@ -78,10 +78,8 @@ def compare(a: Run, b: Run, settings: Settings = DEFAULT) -> dict[str, Any]:
         "rates": [asdict(_rate(name, *(found.get(name) for found in paces))) for name in ("steps_per_s", "work_per_s")],
         "settings": settings_that_differ(a, b),
         "verdicts": _verdicts(reports[0], reports[1], settings.min_steps),
-        "notes": [
-            *_notes(*(report["job"] for report in reports)),
-            *_work_differs(judged[0].overview, judged[1].overview),
-        ],
+        "work_per_step": [_work(report.overview) for report in judged],
+        "notes": _notes(*(report["job"] for report in reports)),
     }
 
 
@@ -332,13 +330,9 @@ def _share_of_step(seen: Overview, plane: str) -> float | None:
     return float(np.nanmedian(np.nanmean(block, axis=1))) / seen.step
 
 
-def _work_differs(a: Overview | None, b: Overview | None) -> list[str]:
-    """That a step of one run is more work, so that steps cannot be compared."""
-    work = [None if seen is None or seen.work is None else float(np.nanmean(seen.work)) for seen in (a, b)]
-    left, right = work
-    if not left or not right or abs(right / left - 1) < _OTHER_WORK:
-        return []
-    return [f"a step has {left:,.0f} samples or tokens in A and {right:,.0f} in B: compare by PACE"]
+def _work(seen: Overview | None) -> float | None:
+    """Samples or tokens of all ranks in the mean step; ``None`` where they were not counted."""
+    return None if seen is None or seen.work is None else float(np.nanmean(seen.work)) or None
 
 
 #: Steps whose work differs by less are alike.
@@ -406,10 +400,14 @@ def render(found: Mapping[str, Any], width: int = 100, color: bool = False) -> s
     page = console(width, color)
     for label in ("a", "b"):
         page.print(labelled(label.upper(), columns.title({"job": found[label]}).removeprefix("hindmost · "), "bold"))
-    page.print(labelled("RESULT", *_result(found)))
-    for rate in found.get("rates") or ():
-        if rate["name"] == "work_per_s" and rate["change"] is not None:
-            page.print(labelled("PACE", *_pace(rate)))
+    pace = next((one for one in found["rates"] if one["name"] == "work_per_s" and one["change"] is not None), None)
+    left, right = found["work_per_step"]
+    unlike = pace is not None and abs(right / left - 1) >= _OTHER_WORK
+    page.print(labelled("RESULT", *_result(found, _pace(pace) if pace and unlike else _of_steps(found))))
+    if unlike:
+        page.print(labelled("", f"a step has {left:,.0f} samples or tokens in A and {right:,.0f} in B"))
+    elif pace:
+        page.print(labelled("PACE", *_pace(pace)))
     for label, style, sentence in _changes(found["verdicts"]):
         page.print(labelled(label, sentence, style))
     for one in found.get("settings") or ():
@@ -431,9 +429,9 @@ def _setting(one: Mapping[str, Any]) -> str:
     return f"{one['name']}: {', '.join(values)}"
 
 
-def _result(found: Mapping[str, Any]) -> tuple[str, str]:
-    """What happened to the job, then to the step, and its style."""
-    steps, style = _of_steps(found)
+def _result(found: Mapping[str, Any], pace: tuple[str, str]) -> tuple[str, str]:
+    """What happened to the job, then to its pace, and its style."""
+    steps, style = pace
     stopped = {label: said for label in ("A", "B") if (said := _stop(found["verdicts"], label))}
     ends = [f"{label} did not finish: {said}" for label, said in stopped.items()]
     signals = {label: found[label.lower()].get("interrupted_by") for label in ("A", "B")}
@@ -452,8 +450,9 @@ def _pace(rate: Mapping[str, Any]) -> tuple[str, str]:
         return f"{both}; too few steps to call it a change", ""
     if not rate["changed"]:
         return f"{both}: no change beyond noise", ""
-    by = f"{'more' if rate['change'] > 0 else 'less'}, by {ratio(abs(rate['change']))}"
-    return f"{both}: {by} ({_share(rate['low'])} to {_share(rate['high'])})", _BETTER if rate["change"] > 0 else _WORSE
+    faster = rate["change"] > 0
+    by = f"B is {'faster' if faster else 'slower'} by {ratio(abs(rate['change']))}"
+    return f"{by}: {both} ({_share(rate['low'])} to {_share(rate['high'])})", _BETTER if faster else _WORSE
 
 
 def _share(value: float) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 from hindmost.errors import UsageError
 from hindmost_judge import wall_clock
 from hindmost_judge.verdict.schema import SCHEMA
-from hindmost_judge.verdict.wording import UNMEASURED, duration, percent
+from hindmost_judge.verdict.wording import UNMEASURED, duration, names, percent
 
 from hindmost_collector.report import columns
 
@@ -252,8 +252,27 @@ def listed() -> str:
 
 
 def added(report: Mapping[str, Any], found: Sections) -> dict[str, Any]:
-    """The report with its sections, as ``hindmost.report/2``."""
-    return {**report, "schema": WITH_SECTIONS, "sections": found}
+    """The report with its sections, as ``hindmost.report/2``. Settings that remedy a verdict are its first advice."""
+    settings = (found.get("advice") or {}).get("settings", [])
+    verdicts = [_remedied(one, settings) for one in report["verdicts"]]
+    return {**report, "schema": WITH_SECTIONS, "verdicts": verdicts, "sections": found}
+
+
+#: Settings that are the remedy of a kind of verdict. What was found begins with the ranks that a setting is about.
+_REMEDIES = {"input_bound": ("DataLoader workers", "small reads", "storage"), "straggler": ("uneven domains",)}
+
+
+def _remedied(verdict: Mapping[str, Any], settings: Iterable[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Advice on input is for a recording that shows no setting. A late rank may have a slow CPU, too."""
+    of_kind, ranks = _REMEDIES.get(verdict["kind"], ()), verdict["ranks"]
+    about = f"{names(ranks)} " if ranks else ""
+    first = [
+        f"{one['set']} ({one['found']})"
+        for one in settings
+        if one["name"] in of_kind and one["found"].startswith(about)
+    ]
+    own = [] if first and not ranks else verdict["advice"]
+    return {**verdict, "advice": [*first, *own]}
 
 
 #: Parts of the wall clock that the one line names: from this share on, and so many.

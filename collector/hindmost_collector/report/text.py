@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from hindmost.errors import one_line
 from hindmost_judge.verdict.schema import STOPS
-from hindmost_judge.verdict.wording import STALL, START_UP
+from hindmost_judge.verdict.wording import STALL, START_UP, STOP_OTHERS
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group
 from rich.table import Table
@@ -307,7 +307,7 @@ def _limit(report: Mapping[str, Any], *, also: bool) -> Iterator[RenderableType]
     """What limits the job, and what to do about it."""
     if bound := columns.bound(report):
         yield labelled(_LIMITED, f"besides COST: {bound}" if also else bound)
-        if (to_do := columns.on_bound(report)) and not _settings(report):
+        if (to_do := columns.on_bound(report)) and (to_do == STOP_OTHERS or not _settings(report)):
             yield labelled("DO", to_do)
 
 

@@ -41,10 +41,13 @@ def find(run: Run) -> Sharing | None:
 
     ``None`` where ranks have a CPU each, or some have, or the counts are unknown.
     """
-    shared = list(bound(run))
-    everyone = {rank for one in shared for rank in one.members} >= set(run.ranks["rank"].tolist())
     crowded = [Sharing(node, ranks, cpus) for node, (ranks, cpus) in _nodes(run).items() if 0 < cpus < ranks]
-    return max([*crowded, *(shared if everyone else ())], key=lambda one: one.ranks / one.cpus, default=None)
+    return max([*crowded, *(bound(run) if all_bound(run) else ())], key=lambda one: one.ranks / one.cpus, default=None)
+
+
+def all_bound(run: Run) -> bool:
+    """Whether every rank shares too few CPUs by a binding or a quota: the node's other processes do not matter then."""
+    return {rank for one in bound(run) for rank in one.members} >= set(run.ranks["rank"].tolist())
 
 
 #: What was found of a run, by its id for as long as that lives: a judgement asks several times.

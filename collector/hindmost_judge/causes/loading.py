@@ -288,11 +288,12 @@ def _longer(blocks: Blocks, rows: Ints, longer: float, hides: str) -> str:
 
 
 def input_share(inputs: Floats, blocks: Blocks) -> float:
-    """Input that half of these ranks reach in the typical step as a share of the step, where the GPU does not hide it.
+    """Input that half of these ranks reach in the mean step as a share of it, where the GPU does not hide it.
 
-    NaN where a GPU works and its phases are not known (yet: the first steps' come late): it may hide all of it.
+    Workers deliver batches in turn: after a step that waits for one, most find theirs. NaN where a GPU works and its
+    phases are not known (yet: the first steps' come late): it may hide all of it.
     """
-    shown = lower_median(inputs, axis=0)
+    shown = inputs
     gpu = [blocks.parts[name] for name in ("gpu_forward", "gpu_backward", "gpu_optimizer") if name in blocks.parts]
     if gpu:  # what the GPU still had queued covers the input; phases hold waits for others, but of the last rank
         busy = np.sum(gpu, axis=0)
@@ -301,4 +302,4 @@ def input_share(inputs: Floats, blocks: Blocks) -> float:
         shown = np.minimum(shown, np.maximum(blocks.period - busy, 0.0))
     elif blocks.joined is not None and blocks.joined.gpu_time and blocks.lanes is None:
         return float("nan")
-    return float(median(shown) / blocks.step_ns)
+    return float(lower_median(mean(shown), axis=0) / average(blocks.period))

@@ -288,6 +288,8 @@ def by_launcher(command: str | None) -> tuple[str, str]:
     return next((_BINDING[one] for one in map(program_name, split(command or "")) if one in _BINDING), ("", _NUMACTL))
 
 
+#: What sets the CPU quota of a job.
+CPU_QUOTA = "`resources.limits.cpu` (Kubernetes), `--cpus` (containers), `CPUQuota=` (systemd)"
 #: Programs that bind what they start.
 _BINDERS = ("taskset", "numactl")
 
@@ -297,7 +299,7 @@ def of_binding(run: Run, bound: Sequence[CpuBinding]) -> tuple[str, ...]:
     first, words = bound[0], split(run.job.command or "")
     programs = list(map(program_name, words))
     if not first.listed:
-        return (f"raise the CPU quota of the job on {first.node} to {first.ranks} CPUs (`docker --cpus`, limits.cpu)",)
+        return (f"raise the CPU quota of the job on {first.node} to {first.ranks} CPUs: {CPU_QUOTA}",)
     found = _moves(run, first) if len(bound) == 1 else []
     binder = next((at for at, word in enumerate(programs) if word in _BINDERS), None)
     enough = sum(node == first.node for node in run.ranks["node"].tolist()) <= first.of

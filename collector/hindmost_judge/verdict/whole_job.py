@@ -14,7 +14,7 @@ from hindmost_judge import efficiency
 from hindmost_judge.causes import cpu_wait, loading
 from hindmost_judge.causes.loading import input_share
 from hindmost_judge.causes.telemetry import POWER_CAP
-from hindmost_judge.stats.robust import average, median
+from hindmost_judge.stats.robust import average, mean, median
 from hindmost_judge.usage import used_by_others
 from hindmost_judge.verdict import wording
 from hindmost_judge.verdict.schema import UNSURE, StepLimit, Verdict
@@ -209,7 +209,7 @@ def of_job(
     cost = typical * average(blocks.period) if replayed is None else replayed
     if cost < settings.input_bound * average(blocks.period):  # the last rank, which all wait for, hardly waits for it
         return []
-    waits, for_cpu = float(median(median(blocks.parts["input"][left], axis=1))), float(median(queued[left]))
+    waits, for_cpu = float(median(mean(blocks.parts["input"][left]))), float(median(queued[left]))
     without = f"; {percent(for_cpu)} of that is waiting for a CPU, which COST leaves out" if for_cpu >= 0.01 else ""
     who = "the typical rank" if len(blocks.ranks) > 1 else names(blocks.ranks.tolist())
     return [
@@ -222,7 +222,7 @@ def of_job(
             confidence=0.9,
             explained=1.0,
             evidence=(
-                f"{who} waits {ms(waits)} of {ms(blocks.step_ns)} per step for input{without}",
+                f"{who} waits {ms(waits)} of {ms(average(blocks.period))} per step for input on average{without}",
                 *_of_cost(cost, waits * (1.0 - for_cpu)),
                 *_of_storage(made, blocks, np.flatnonzero(left)),
             ),
@@ -314,11 +314,11 @@ def _of_queue(blocks: Blocks, use: Callable[[], Mapping[str, CpuUse]]) -> StepLi
 def _of_transfers(blocks: Blocks, queued: float) -> StepLimit | None:
     """Transfers that computing waits for; with overlap, those that outlast what could hide them.
 
-    Without the share of the step for which ranks ``queued`` for a CPU in them.
+    Ranks may have ``queued`` for a CPU in them, for this share of the step: what is left has to be most of it.
     """
-    share = float(median(median(blocks.transfer, axis=1))) / blocks.step_ns - queued
+    share = float(median(median(blocks.transfer, axis=1))) / blocks.step_ns
     least = _BOUND_TRANSFER_BESIDE if blocks.overlapped else _BOUND_TRANSFER
-    if not share >= least:  # NaN too
+    if not share - queued >= least:  # NaN too
         return None
     overlapped = ", longer than the backward that hides them" if blocks.overlapped else ""
     return StepLimit("communication", f"transfers are {percent(share)} of the typical step{overlapped}")

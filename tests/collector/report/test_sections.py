@@ -231,6 +231,37 @@ def test_a_brief_report_is_below_8_kb(ranks: int) -> None:
     assert parsed["left_out"]["verdicts"] > 0
 
 
+SETTING = {"threshold": "10 %", "share": 0.5}
+LOADER = {"name": "storage", "set": "`cp -r data /dev/shm`", "found": "input costs 60 % of the step", **SETTING}
+DOMAIN = {"name": "uneven domains", "set": "`fix balance`", "found": "rank 3 works 9.0 ms of the step", **SETTING}
+
+
+@pytest.mark.parametrize(("name", "setting", "left"), [("input-bound", LOADER, 0), ("straggler", DOMAIN, 1)])
+def test_a_setting_that_remedies_a_verdict_is_its_first_advice(name: str, setting: Any, left: int) -> None:
+    """Once, in text and brief: general advice on input is gone, that on a slow rank comes after it."""
+    found = judged(name)[1]
+    report = sections.added(found.to_dict(), {"advice": {"settings": [setting]}})
+    said, *own = report["verdicts"][0]["advice"]
+    assert said == f"{setting['set']} ({setting['found']})"
+    assert len(own) == left
+    assert text.render(report, width=200).count(setting["set"]) == 1
+    assert brief.render(report).count(setting["set"]) == 1
+    other = sections.added(found.to_dict(), {"advice": {"settings": [{**setting, "name": "GPU clocks"}]}})
+    assert other["verdicts"] == found.to_dict()["verdicts"]
+
+
+def test_a_setting_about_another_rank_does_not_remedy_a_verdict() -> None:
+    """Rank 3 is the straggler, not rank 30."""
+    found = judged("straggler")[1].to_dict()
+    report = sections.added(found, {"advice": {"settings": [{**DOMAIN, "found": "rank 30 works 9.0 ms of the step"}]}})
+    assert report["verdicts"] == found["verdicts"]
+
+
+def test_a_brief_report_has_commands_that_can_be_typed() -> None:
+    """With the path of the recording."""
+    assert "`hindmost report runs/7 --sections limits" in brief.render(judged("single")[2], "runs/7")
+
+
 def step_if(run: Run, free: str) -> tuple[float, float]:
     """The mean step of a run, and what its report says of it if one thing were free, ms."""
     found = judge(run)

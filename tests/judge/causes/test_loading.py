@@ -107,7 +107,7 @@ def test_a_job_whose_workers_lack_cpus_is_not_limited_by_input() -> None:
         kinds.append(found.kind)
         said = said or next((line for line in found.evidence[:1] if "waiting for a CPU" in line), "")
     assert kinds == ["input_bound", "input_bound", "balanced"]
-    assert said.endswith("per step for input; 39 % of that is waiting for a CPU, which COST leaves out")
+    assert said.endswith("per step for input on average; 39 % of that is waiting for a CPU, which COST leaves out")
 
 
 def fed_by_workers(

@@ -184,6 +184,27 @@ def test_ranks_in_a_quota_of_fewer_cpus_share_it(stopped: float, group: str, ran
         assert one.advice[0].startswith("raise the CPU quota")
 
 
+def test_a_quota_that_is_not_known_to_stop_ranks_is_no_fault_of_other_processes() -> None:
+    """What these use is what the quota leaves: in a short job its stops are sampled once, which is no rate."""
+    run = bound(shared(2, 0, 1), {0: "0-7", 1: "0-7"}, of=2)
+    info = "hindmost_process_cpu_cgroup_info"
+    rows = [(info, json.dumps({"job": "made", "rank": str(r), "cgroup": "/job"}), 1, 1.0) for r in (0, 1)]
+    rows.append(("hindmost_node_cgroup_cpu_limit_cores", '{"cgroup":"/job"}', 1, 1.0))
+    busy = {"user": 2.0, "idle": 0.0}
+    rows += [
+        ("hindmost_node_cpu_seconds_total", json.dumps({"mode": mode}), second, rate * second)
+        for mode, rate in busy.items()
+        for second in (0, 1, 2)
+    ]
+    with_quota, without = ([*rows], [row for row in rows if "limit_cores" not in row[0]])
+    limits = []
+    for one in (with_quota, without):
+        more = metrics(one)
+        held = {name: np.concatenate([run.metrics[name], more[name]]) for name in more}
+        limits.append(judge(replace(run, metrics=held)).job.bound)
+    assert ["processes" in (one.evidence if one else "") for one in limits] == [False, True]
+
+
 def test_the_report_reads_as_one_finding() -> None:
     """Head line, cost, the CPUs; and no line that calls it communication."""
     page = text.render(judge(bound(shared(2, 0, 1), {0: "0", 1: "0"})).to_dict(), width=120)

@@ -22,6 +22,7 @@ from hindmost_judge.verdict import whole_job
 from hindmost_judge.verdict.schema import BOUNDS, StepLimit, Verdict
 
 from tests.pages import inside
+from tests.scenarios import loads
 
 ROOT = Path(__file__).parents[3]
 #: What the agent read of one H200 that multiplied matrices, copied memory, or idled.
@@ -107,6 +108,10 @@ def test_transfers_that_take_most_of_the_step_are_what_bounds_it() -> None:
     limit = found(slow)
     assert limit is not None
     assert limit.by == "communication"
+    blocks = build_blocks.build(loads.make(loads.Load(transfer=20.0)), DEFAULT)
+    assert blocks is not None
+    shown = [whole_job._of_transfers(blocks, queued) for queued in (0.0, 0.1)]
+    assert shown[0] == shown[1] is not None  # as long as they are measured to be, whatever ranks queue in them
     hidden = found(recorded(layout="dp", transfer_share=0.5, gpu_bound="compute"))
     assert hidden is not None
     assert hidden.by == "gpu_compute"
@@ -146,7 +151,7 @@ def test_a_report_says_it_in_one_line() -> None:
 @pytest.mark.parametrize(
     ("by", "cause", "said"),
     [
-        ("cpu", None, "run fewer ranks per node"),
+        ("cpu", None, "run fewer ranks, or threads of each, per node"),
         ("cpu", "cpu_contention", ""),  # its verdict says it
         ("communication", None, "overlap transfers with computing"),
         ("gpu_compute", None, ""),
@@ -174,7 +179,7 @@ def test_a_job_that_mostly_stalls_is_not_limited_by_what_its_steps_do() -> None:
 @pytest.mark.parametrize(
     ("ranks", "others", "said", "do"),
     [
-        (1.6, 0.3, "Ranks use 1.6 of the 2 CPUs of n1, other processes 0.3", "run fewer ranks per node"),
+        (1.6, 0.3, "Ranks use 1.6 of the 2 CPUs of n1, other processes 0.3", "run fewer ranks, or threads of each"),
         (0.4, 1.5, "Other processes use 1.5 of the 2 CPUs of n1, ranks 0.4", "stop the other processes"),
     ],
 )
@@ -192,4 +197,9 @@ def test_too_few_cpus_are_said_to_be_used_by_ranks_or_by_others(
     report["job"]["bound"] = {"by": limit.by, "evidence": limit.evidence}
     report["verdicts"][0]["cause"] = None
     assert columns.on_bound(report).startswith(do)
+    setting: dict[str, Any] = {"name": "threads", "found": "so it is", "threshold": "1", "share": 0.5}
+    setting["set"] = "`export OMP_NUM_THREADS=1`"
+    page = text.render({**report, "sections": {"advice": {"settings": [setting]}}}, width=200)
+    assert "TRY    `export OMP_NUM_THREADS=1`" in page
+    assert ("DO     stop the other processes" in page) == (others > ranks)  # no setting of the job changes these
     assert "waits for a CPU" in columns.deciding(report)

@@ -1,5 +1,6 @@
 """Verdicts that name no rank or a whole node: uneven work, hosts that launch too slowly, noisy nodes."""
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -263,6 +264,17 @@ def test_input_that_only_ranks_wait_for_that_come_early_limits_no_job(computes: 
     waits = [{"rank": rank, "input": 6.0} for rank in range(3)]
     run = make(Load(kind="torch", faults=[*waits, {"rank": 3, "input": 6.0 - computes, "compute": computes}]))
     assert [kind for kind, _, _ in found(run)] == kinds
+
+
+@pytest.mark.parametrize(("workers", "waits"), [(4, 40.0), (8, 80.0)])
+def test_input_of_workers_that_deliver_in_turn_limits_the_job(workers: int, waits: float) -> None:
+    """All are as slow: their rank waits for the first of each turn and has the others' batches at once. In most steps
+    no rank waits, or some other one, and all ranks lose 10 ms a step."""
+    turns = [{"rank": rank, "input": waits, "every": workers} for rank in range(2)]
+    (limited,) = judge(make(Load(kind="torch", ranks=2, steps=200, compute=4.0, faults=turns))).verdicts
+    assert limited.kind == "input_bound"
+    assert limited.cost_ms_per_step == pytest.approx(10.0, rel=0.05)
+    assert re.match(r"the typical rank waits (9.9|10.\d) ms of 14.\d ms per step for input", limited.evidence[0])
 
 
 def test_a_long_input_is_no_want_of_a_cpu() -> None:
