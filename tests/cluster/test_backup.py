@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.delivery_ledger.scene import RANKS, Scene
+from tests.cluster.delivery_scene import RANKS, Scene
 
 pytestmark = pytest.mark.cluster
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.delivery_ledger.scene import COUNTED, Scene
+from tests.cluster.delivery_scene import COUNTED, Scene
 
 pytestmark = pytest.mark.torture
 

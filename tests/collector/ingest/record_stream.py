@@ -49,7 +49,7 @@ async def recorded(folder: Path) -> list[bytes]:
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     rings = str(folder / "rings")
-    script = str(ROOT / "bench/delivery_ledger/rank.py")
+    script = str(ROOT / "tests/cluster/delivery_rank.py")
     ranks = [
         subprocess.Popen([sys.executable, script, rings, str(rank), "20"], stdin=subprocess.PIPE) for rank in range(2)
     ]

@@ -14,7 +14,7 @@ import pytest
 from hindmost_collector.store.parquet.store import read_run
 from hindmost_proto import retry
 
-from bench.collector_faults import ledger
+from tests.collector.ingest import ledger
 from tests.needs import need
 from tests.waiting import until
 

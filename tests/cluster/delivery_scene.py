@@ -120,7 +120,7 @@ class Scene:
 
     def start_ranks(self, rate: float) -> None:
         """Training begins: ``rate`` steps a second a rank."""
-        script = str(Path(__file__).with_name("rank.py"))
+        script = str(Path(__file__).with_name("delivery_rank.py"))
         self._ranks = [self._python(script, str(self.rings), str(rank), str(rate)) for rank in range(RANKS)]
 
     def end_ranks(self) -> list[int]:

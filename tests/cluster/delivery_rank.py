@@ -1,6 +1,6 @@
 """A training process of the ledger: marks steps at a rate until its stdin ends, then says how many.
 
-python rank.py RING_DIR RANK STEPS_A_SECOND
+python delivery_rank.py RING_DIR RANK STEPS_A_SECOND
 """
 
 import select
@@ -32,7 +32,7 @@ def main() -> None:
         writer.event(ring.STEP, train, due, period, seq=step, value=32)
         due += period
     writer.close()
-    print(step)
+    sys.stdout.write(f"{step}\n")
 
 
 if __name__ == "__main__":
