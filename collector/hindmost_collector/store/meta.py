@@ -97,10 +97,15 @@ def is_ours(folder: Path) -> bool:
     return str(found.get("schema", "")).startswith(SCHEMA)
 
 
+def is_other(path: Path) -> bool:
+    """Whether it is a pipe, a device or the like, which a reader would wait for."""
+    return path.exists() and not path.is_file()
+
+
 def _content(folder: Path) -> bytes:
     """What the file holds, to a byte too many; nothing of a pipe or a device, which would be read for ever."""
     path = folder / NAME
-    if path.exists() and not path.is_file():
+    if is_other(path):
         return b""
     with path.open("rb") as file:
         return file.read(_MOST_BYTES + 1)

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from hindmost_collector.live.window import CAUSAL
+from hindmost_collector.store.meta import is_other
 from hindmost_collector.store.parquet import segments
 
 if TYPE_CHECKING:
@@ -156,7 +157,7 @@ def _of(batch: pa.RecordBatch, table: str, column: str, part: PartialRead) -> pa
 def _groups(directory: Path) -> Iterator[pq.RowGroupMetaData]:
     """The row groups of a table's segments that are whole."""
     for segment in segments.listed(directory):
-        if segments.is_other(segment.path):
+        if is_other(segment.path):
             continue
         try:
             found = pq.read_metadata(segment.path)

@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 from hindmost.errors import HindmostError
 
 from hindmost_collector.store import schema
+from hindmost_collector.store.meta import is_other
 from hindmost_collector.store.parquet.journal import TEMPORARY
 
 SUFFIX = ".parquet"
@@ -262,11 +263,6 @@ def is_torn(path: Path, *, whole: bool = False) -> bool:
     except (OSError, pa.ArrowException) as error:
         return getattr(error, "errno", None) in {None, errno.EIO}
     return False
-
-
-def is_other(path: Path) -> bool:
-    """Whether it is a pipe, a device or the like, which a reader would wait for."""
-    return path.exists() and not path.is_file()
 
 
 def read_table(
