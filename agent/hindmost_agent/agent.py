@@ -37,6 +37,9 @@ FULL_FLUSH_NS = FULL_PERIOD_S * NS
 BEGINS_NS = 16 * NS
 #: Samples are so much further apart there.
 FULL_SAMPLING = 2
+#: Samples at equal distances never see what recurs in time with them, such as a stop every two seconds. So each is
+#: taken elsewhere in its period: multiples of the golden ratio, modulo 1, leave the smallest gaps (H. Weyl, 1916).
+GOLDEN = (5**0.5 - 1) / 2
 #: A batch is made of so many events, however soon: as rows they are some 10 MiB, and a collector takes 16.
 BATCH_EVENTS = 1 << 17
 #: Where no rank of a node has written anything for long a batch is made this often: whether a job hangs is a matter of
@@ -58,7 +61,8 @@ class Agent:
     """Everything an agent does between two looks at the clock.
 
     ``spool`` is ``None`` when nothing is shipped; with ``jobs`` it finds the node's jobs itself. ``phase`` is the
-    node's own, from 0 to 1; ``unix_ns`` gives the wall clock's time at a monotonic one.
+    node's own, from 0 to 1; ``unix_ns`` gives the wall clock's time at a monotonic one. Samples are ``irregular``
+    where what recurs must be seen.
     """
 
     def __init__(
@@ -74,6 +78,7 @@ class Agent:
         cores_are_full: Callable[[], bool] = lambda: False,
         phase: float = 0.0,
         unix_ns: Callable[[int], int] = lambda now_ns: now_ns,
+        irregular: bool = False,
     ) -> None:
         self.host = host
         self.rings = rings
@@ -90,7 +95,7 @@ class Agent:
         self._sample_ns = LONG_AGO_NS
         self._flush_period_ns = flush_ns
         self._cores_are_full, self.full = cores_are_full, False
-        self._phase, self._unix_ns = phase, unix_ns
+        self._phase, self._unix_ns, self._irregular = phase, unix_ns, irregular
         self._flush_ns = self._flushed_ns = self._turn_ns = LONG_AGO_NS
         self._began_ns: int | None = None  # when there was a first tick or, after none, a first ring
         #: Whether the last batch came when it was due, with those of other nodes; else there was reason for it.
@@ -113,7 +118,7 @@ class Agent:
         except Exception as error:  # noqa: BLE001 - who can write to a ring must not blind the node
             self._say(error)
         if now_ns >= self._sample_ns:
-            self._sample_ns = self._next(self._interval_ns * (FULL_SAMPLING if self.full else 1), now_ns)
+            self._sample_ns = self._next_sample(self._interval_ns * (FULL_SAMPLING if self.full else 1), now_ns)
             self._sample(now_ns)
         if due:
             begins = self._began_ns is None or now_ns - self._began_ns < BEGINS_NS
@@ -136,6 +141,18 @@ class Agent:
         """
         shift_ns = 0 if self.full else int(self._phase * period_ns)
         return now_ns + period_ns - (self._unix_ns(now_ns) - shift_ns) % period_ns
+
+    def _next_sample(self, period_ns: int, now_ns: int) -> int:
+        """The same, later by a part of the period that differs each time, and is the same on all nodes.
+
+        Two samples are at least half a period apart.
+        """
+        next_ns = self._next(period_ns, now_ns)
+        if not self._irregular:
+            return next_ns
+        number = (self._unix_ns(next_ns) + period_ns // 2) // period_ns  # at a border: clocks are not read at once
+        at_ns = next_ns - period_ns + int((number - 1) * GOLDEN % 1 * period_ns)
+        return at_ns if at_ns >= now_ns + period_ns // 2 else next_ns + int(number * GOLDEN % 1 * period_ns)
 
     def _read_rings(self, now_ns: int, *, due: bool) -> tuple[bool, bool]:
         """Whether a ring fills, and whether a batch is made though none was due: nothing moves, or much came."""

@@ -94,6 +94,7 @@ class Daemon:
             cores_are_full=FullCores(),
             phase=self._phase,
             unix_ns=lambda now_ns: now_ns + time.time_ns() - time.monotonic_ns(),
+            irregular=True,
         )
         self.shipper: Shipper | None = None
         self._started_ns = monotonic_ns()

@@ -242,7 +242,8 @@ class Slot:
         self.kind = kind
         self.place = place
         self._interval_ns = interval_ns
-        self.period_ns = max(int(kind.period * NS), interval_ns)
+        #: Ticks are at least half an interval apart: what has no longer period is due at each.
+        self.period_ns = int(kind.period * NS) if kind.period * NS > interval_ns else interval_ns // 2
         self.due_ns = LONG_AGO_NS
         self.sampler: Sampler | None = None
         self._series: tuple[Series, ...] = ()

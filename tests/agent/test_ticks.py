@@ -1,5 +1,6 @@
 """When rings are read and what becomes of it: rarely, in time, and never without bound."""
 
+import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -132,6 +133,27 @@ def test_all_nodes_work_at_the_same_times_while_cores_are_full(tmp_path: Path, w
         made.append({one - BEGINS_NS for one in batches if 4 * NS < one - BEGINS_NS < 38 * NS})
     assert sampled[0] == sampled[1] == {2 * NS * count for count in range(3, 19)}
     assert made[0] == made[1] == {8 * NS * count for count in range(1, 5)}
+
+
+@pytest.mark.parametrize("stopped_s", [0.25, 0.5])
+@pytest.mark.parametrize("full", [False, True])
+@pytest.mark.parametrize("begun_s", [0.0, 0.3, 1.1, 1.7])
+def test_samples_see_what_recurs_in_time_with_them(
+    tmp_path: Path, stopped_s: float, full: bool, begun_s: float
+) -> None:
+    """A rank that is stopped every two seconds, sampled as often, is seen stopped as often as it is."""
+    mine = agent(tmp_path, None, {"cpu": samplers.load()["cpu"]}, lambda: full, irregular=True)
+    at, sampled = 0, list[int]()
+    while at < 200 * NS:
+        mine.host.counts.success.clear()
+        due = mine.tick(at)
+        sampled += [at] * len(mine.host.counts.success)
+        at = due
+    apart = [later - earlier for earlier, later in itertools.pairwise(sampled)]
+    stopped = [(one / NS - begun_s) % 2 < stopped_s for one in sampled]
+    assert len(sampled) == pytest.approx(100 if full else 200, abs=2)
+    assert min(apart) >= NS // 2
+    assert sum(stopped) / len(stopped) == pytest.approx(stopped_s / 2, abs=0.03)
 
 
 def test_a_batch_is_made_sooner_where_much_is_written(
