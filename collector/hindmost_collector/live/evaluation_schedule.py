@@ -220,9 +220,9 @@ SHORT, LONGER = 0.5, 1.25
 WRITE_S = 0.25
 #: While cores are full every judgement takes time from a rank, and so from all that wait for it, however many cores
 #: there are. Full evaluations may take this share of one core, and incremental ones, each kind at least and at most so
-#: many seconds apart. What is new or open is judged for five times the share, which is halved each time, and doubled by
-#: each evaluation without news. A job that stands still is judged after the least, and again whenever that has lasted
-#: twice as long.
+#: many seconds apart. What is new or open is judged for five times the share, and so is a job of which a rank is named:
+#: that it is well again is news. The share is halved each time, and doubled by each evaluation without news. A job that
+#: stands still is judged after the least, and again whenever that has lasted twice as long.
 FULL_SHARE, FULL_LEAST_S, FULL_MOST_S = 0.001, 10.0, 300.0
 NEWS_SHARE, MOST_HURRIED = 5 * FULL_SHARE, 5
 #: Longest CPU time (s) of a full evaluation while cores are full. It reads at most so many times the rows of the last
@@ -286,11 +286,17 @@ class _Turn:
         return min(self.look_took / OF_A_LARGE_JOB, APART_S) if self.ranks > MANY_RANKS else 0.0
 
     def between_wholes_s(self) -> float:
-        """Seconds between full evaluations while cores are full."""
-        apart_s = _apart_s(self.took)
-        if not (self.soon or self.asked):
-            return apart_s
-        return min(_apart_s(self.took, NEWS_SHARE) * 2.0**self.hurried, apart_s)
+        """Seconds between full evaluations while cores are full, where the newest steps are evaluated in between."""
+        return self._between_s(self.took, soon=self.soon or bool(self.asked))
+
+    def between_turns_s(self, took: float) -> float:
+        """Seconds between turns that take so much, while cores are full. A rank that is named may be well again."""
+        named = any(ranks for _, ranks in self.held.costs)
+        return self._between_s(took, soon=named or self.soon or bool(self.asked))
+
+    def _between_s(self, took: float, *, soon: bool) -> float:
+        apart_s = _apart_s(took)
+        return min(_apart_s(took, NEWS_SHARE) * 2.0**self.hurried, apart_s) if soon else apart_s
 
     def after_others(self, run: Run) -> Run:
         """A window, with what those before it tell of it."""
@@ -358,16 +364,13 @@ class Judging:
         if full and self.busy and still_s < FULL_LEAST_S:
             return True  # two at once would take a core from two ranks
         if full:
-            apart_s = FULL_FIRST_S if turn is None else self._between_turns_s(job, turn)
+            took = 0.0 if turn is None else turn.look_took if self.costly(job) else turn.took
+            apart_s = FULL_FIRST_S if turn is None else turn.between_turns_s(took)
         else:
             apart_s = STARTING_S if turn is None else 0.0
         if still_s >= FULL_LEAST_S:
             apart_s = min(apart_s, still_s / 2)
         return now - last < apart_s
-
-    def _between_turns_s(self, job: str, turn: _Turn) -> float:
-        """Seconds between the turns of a job while cores are full."""
-        return _apart_s(turn.look_took) if self.costly(job) else turn.between_wholes_s()
 
     def _full(self) -> bool:
         return self._cores_are_full is not None and self._cores_are_full()

@@ -103,6 +103,17 @@ def test_what_changes_is_judged_within_seconds_however_much_a_judgement_takes() 
     assert first < 212.0
 
 
+@pytest.mark.parametrize(("whole_s", "last"), [(0.07, "whole"), (0.3, "newest")])
+def test_a_rank_that_is_well_again_is_named_no_more_within_seconds(whole_s: float, last: str) -> None:
+    """However long it was named, while cores are full: windows show that, or the newest steps and then a window."""
+    paced = Paced(cores_are_full=lambda: True, whole_s=whole_s, look_s=lambda rows: 0.07)
+    paced.names = {"whole": (3,), "newest": (3,)}
+    times(paced, 700.0)
+    now = next(float(second) for second in range(701, 1100) if times(paced, float(second), last))
+    paced.names = {"whole": (), "newest": ()}
+    assert times(paced, now + 16.0)
+
+
 @pytest.mark.parametrize("whole_s", [0.3, 2.0])
 def test_a_job_whose_verdicts_change_all_the_time_costs_no_more_in_the_long_run(whole_s: float) -> None:
     """Ranks that are a little late in turn are news each time."""
