@@ -1,8 +1,9 @@
-"""A collector that starts with a job imports no pandas while the ranks start, and nor does a report on a small one."""
+"""A collector that starts with a job imports no pandas while the ranks start, and nor does a report."""
 
 import subprocess
 import sys
 
+import pytest
 from hindmost_collector.simulate import Scenario, simulate
 from hindmost_collector.simulate.write import run_directory
 
@@ -79,12 +80,14 @@ def test_a_collector_sets_nothing_for_the_programs_that_it_starts():
     assert said.stdout == "1\n"
 
 
-def test_a_report_on_a_small_job_needs_no_pandas(tmp_path):
-    """Of one that a collector recorded: clocks that are together, and ranks that are all there, need no table of it.
+@pytest.mark.parametrize("ranks", [4, 300])
+def test_a_report_needs_no_pandas(ranks, tmp_path):
+    """Of one that a collector recorded, however large: clocks that are together, and ranks that are all there, need no
+    table of it.
 
     Nor does it need what a collector serves its metrics with.
     """
-    run_directory([simulate(Scenario(4, 60)).run], tmp_path)
+    run_directory([simulate(Scenario(ranks, 60)).run], tmp_path)
     asks = "print('pandas' in sys.modules, 'prometheus_client' in sys.modules)"
     program = f"import sys, hindmost_cli\nhindmost_cli.main(sys.argv[1:])\n{asks}"
     line = [sys.executable, "-c", program, "report", str(tmp_path)]

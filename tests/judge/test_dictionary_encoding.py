@@ -5,6 +5,7 @@ import sys
 
 import numpy as np
 import pandas as pd
+import pyarrow  # noqa: F401 - few rows are hashed too where it is loaded
 import pytest
 from hindmost_judge.encoding import factorize, unique
 
@@ -23,12 +24,14 @@ def test_a_collector_and_a_query_start_without_pandas() -> None:
     assert subprocess.check_output([sys.executable, "-c", HEAVY], text=True) == "False\n"
 
 
+@pytest.mark.parametrize("hashed", [True, False])
 @pytest.mark.parametrize("kind", [np.int64, np.uint64, bool, object])
-def test_few_rows_are_numbered_as_pandas_numbers_them(kind: type, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Values in the order in which they first come; pandas itself, which numbers many, is not imported for these."""
+def test_rows_are_numbered_as_pandas_numbers_them(kind: type, hashed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Values in the order in which they first come, whether Arrow hashes them or numpy sorts them."""
     values = np.array([7, 0, 7, 3, 0, 1, 9, 3]).astype(kind)
     codes, distinct = pd.factorize(values)
-    monkeypatch.delitem(sys.modules, "pandas")
+    if not hashed:
+        monkeypatch.delitem(sys.modules, "pyarrow")
     numbers, order = factorize(values)
     assert (numbers.tolist(), order.tolist(), order.dtype) == (codes.tolist(), distinct.tolist(), values.dtype)
-    assert "pandas" not in sys.modules
+    assert ("pyarrow" in sys.modules) is hashed
