@@ -53,32 +53,44 @@ def is_loopback(host: str) -> bool:
     return bool(found) and all(ipaddress.ip_address(str(one).partition("%")[0]).is_loopback for one in found)
 
 
+def file_content(path: str, what: str) -> bytes:
+    """What a file holds. Raises ``UsageError``, also for a pipe or a device: their writer would be waited for."""
+    return _opened(path, what)[1]
+
+
 def private(path: str, what: str) -> str:
     """The text of a file that no other user may read: its owner is this user or root. Raises ``UsageError``.
 
     A group may read what root owns, as a service manager hands it out.
     """
+    found, content = _opened(path, what)
+    if found.st_uid not in (os.geteuid(), 0):
+        raise UsageError(f"{what} {path}: user {found.st_uid} owns it; a file of your own is needed")
+    if found.st_mode & (0o037 if found.st_uid == 0 else 0o077):
+        raise UsageError(f"{what} {path}: other users may read it; run: chmod 600 {path}")
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a FIFO would wait for its writer
+        return content.decode()
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{what} {path}: not text") from error
+
+
+def _opened(path: str, what: str) -> tuple[os.stat_result, bytes]:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
         raise UsageError(f"{what} {path}: {error.strerror}") from error
     try:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
             raise UsageError(f"{what} {path}: not a file")
-        if found.st_uid not in (os.geteuid(), 0):
-            raise UsageError(f"{what} {path}: user {found.st_uid} owns it; a file of your own is needed")
-        if found.st_mode & (0o037 if found.st_uid == 0 else 0o077):
-            raise UsageError(f"{what} {path}: other users may read it; run: chmod 600 {path}")
         content = os.read(descriptor, LARGEST_FILE + 1)
+    except OSError as error:
+        raise UsageError(f"{what} {path}: {error.strerror}") from error
     finally:
         os.close(descriptor)
     if len(content) > LARGEST_FILE:
         raise UsageError(f"{what} {path}: larger than {LARGEST_FILE >> 20} MiB")
-    try:
-        return content.decode()
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{what} {path}: not text") from error
+    return found, content
 
 
 def secrets_of(path: str, what: str = "--token-file") -> tuple[str, ...]:
@@ -251,6 +263,9 @@ class Client:
 
         ``speaks`` is the protocol that is named in the handshake: gRPC's, or ``http/1.1``.
         """
+        for path, what in ((self.ca, "--tls-ca"), (self.cert, "--tls-cert")):
+            if path:
+                file_content(path, what)  # OpenSSL would wait for the writer of a pipe
         try:
             if certificate:
                 context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

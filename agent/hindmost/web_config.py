@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hindmost.credentials import LARGEST_FILE, Reread, private, reason
+from hindmost.credentials import Reread, file_content, private, reason
 from hindmost.errors import UsageError
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class WebConfig:
     """
 
     def __init__(self, path: str, what: str) -> None:
-        self._where, self._path = f"{what} {path}", Path(path)
+        self._what, self._where, self._path = what, f"{what} {path}", Path(path)
         self._known: dict[bytes, bytes] = {}
         self._contents: Reread[Contents] = Reread([path, *self._files()], self._load)
 
@@ -101,13 +101,11 @@ class WebConfig:
 
     def _read(self) -> Mapping[str, Any]:
         yaml = _imported("yaml", self._where, "PyYAML")
+        content = file_content(str(self._path), self._what)
+        if b"&" in content and b"*" in content:  # aliases grow without bound
+            raise UsageError(f"{self._where}: with aliases, which are not supported")
         try:
-            content = self._path.read_bytes()[: LARGEST_FILE + 1]
-            if len(content) > LARGEST_FILE or (b"&" in content and b"*" in content):  # aliases grow without bound
-                raise UsageError(f"{self._where}: larger than {LARGEST_FILE >> 20} MiB, or with aliases")
             found = yaml.safe_load(content)
-        except OSError as error:
-            raise UsageError(f"{self._where}: {error.strerror}") from error
         except (yaml.YAMLError, ValueError, RecursionError) as error:
             raise UsageError(f"{self._where}: not YAML: {error}") from error
         return self._checked("", {} if found is None else found)
@@ -164,6 +162,8 @@ class WebConfig:
         context.minimum_version, context.maximum_version = (VERSIONS[one] for one in versions)
         key = str(self._beside(tls["key_file"]))
         private(key, f"{self._where}: key_file")
+        for name in ("cert_file", "client_ca_file") if ca else ("cert_file",):
+            file_content(str(self._beside(tls[name])), f"{self._where}: {name}")
         try:
             context.load_cert_chain(self._beside(tls["cert_file"]), key)
             if ca:

@@ -16,7 +16,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 from hindmost.credentials import PAGE as SECURE
-from hindmost.credentials import is_loopback
+from hindmost.credentials import file_content, is_loopback
 from hindmost.errors import UsageError
 from hindmost_judge.settings import RENAMED, Settings
 from hindmost_proto.address import parse
@@ -238,10 +238,9 @@ def _settings(config: Path) -> Mapping[str, Any]:
 def read(path: Path) -> Mapping[str, Any]:
     """What a TOML file holds. Raises UsageError."""
     toml: Any = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    content = file_content(str(path), "--config")
     try:
-        settings: Mapping[str, Any] = toml.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}") from error
+        settings: Mapping[str, Any] = toml.loads(content.decode())
     except ValueError as error:  # TOMLDecodeError and UnicodeDecodeError are
         raise UsageError(f"{path} is not TOML: {error}") from error
     return settings
@@ -294,10 +293,9 @@ def _check(options: Options, named: Named) -> None:
 
 
 def _check_access(options: Options, named: Named) -> None:
-    for name in ("tls_cert", "tls_key", "tls_ca", "token_file", "web_config"):
-        path = getattr(options, name)
-        if os.path.exists(path) and not os.path.isfile(path):  # noqa: PTH110, PTH113 - what cannot be read is said later
-            raise UsageError(f"{named(name)} {path}: no regular file, and it has to be one: it is read again later")
+    for name in ("tls_cert", "tls_ca"):  # what there is not yet, a relay waits for
+        if os.path.exists(path := getattr(options, name)):  # noqa: PTH110 - of an empty one too
+            file_content(path, named(name))
     if bool(options.tls_cert) != bool(options.tls_key):
         raise UsageError(f"{named('tls_cert')} and {named('tls_key')} belong together: give both")
     if options.relays and not options.tls_ca:

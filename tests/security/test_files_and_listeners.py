@@ -446,13 +446,60 @@ def test_a_wrong_web_config_is_refused(tmp_path: Path, kind: str) -> None:
     assert f"--web-config {tmp_path}/web.yml" in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["tls_cert", "tls_key", "tls_ca", "token_file", "web_config"])
-def test_a_pipe_is_refused_before_it_is_read(tmp_path: Path, name: str) -> None:
-    """A collector would wait for its writer, and read what is read again later only once."""
+#: Options that name a file, with what they need besides; ``PIPE`` is a pipe.
+PIPES = {
+    "agent": [
+        "--web-config PIPE --listen 127.0.0.1:0",
+        "--collector 127.0.0.1:1 --tls-ca PIPE",
+        "--collector 127.0.0.1:1 --tls-ca CA --tls-cert PIPE --tls-key KEY",
+    ],
+    "collector": [
+        "--tls-cert PIPE --tls-key KEY",
+        "--tls-cert CERT --tls-key PIPE",
+        "--tls-cert CERT --tls-key KEY --tls-ca PIPE",
+        "--token-file PIPE",
+        "--web-config PIPE",
+        "--config PIPE",
+        "--relay-to 127.0.0.1:1 --tls-ca PIPE",
+    ],
+    "report .": ["--config PIPE"],
+    "top": ["127.0.0.1:1 --once --tls-ca PIPE"],
+}
+
+
+RUNS = """
+import sys, hindmost_cli
+for line in sys.stdin.read().splitlines():
+    print(hindmost_cli.main(line.split()), file=sys.stderr)
+"""
+
+
+def test_a_pipe_is_refused_before_it_is_read(authority: Path, tmp_path: Path) -> None:
+    """Its writer would be waited for, and what is read again later could be read only once."""
+    os.mkfifo(tmp_path / "PIPE", 0o600)
+    named = {"CA": "ca.pem", "CERT": "collector.pem", "KEY": "collector.key"}
+    named = {word: f"{authority}/{name}" for word, name in named.items()} | {"PIPE": f"{tmp_path}/PIPE"}
+    lines = [f"{one} {line}" for one, more in PIPES.items() for line in more]
+    text = "\n".join(" ".join(named.get(word, word) for word in line.split()) for line in lines)
+    command = [sys.executable, "-c", RUNS]
+    done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path)
+    options = [line.partition(" PIPE")[0].rpartition(" ")[2] for line in lines]
+    wanted = [line for option in options for line in (f"{option} {tmp_path}/PIPE: not a file", "2")]
+    assert [line.rpartition("hindmost ")[2].partition(": ")[2] or line for line in done.stderr.splitlines()] == wanted
+
+
+@pytest.mark.parametrize("name", ["cert_file", "client_ca_file"])
+def test_a_web_config_that_names_a_pipe_is_refused(authority: Path, tmp_path: Path, name: str) -> None:
+    """As one that is a pipe."""
     os.mkfifo(tmp_path / "pipe", 0o600)
-    others = {"tls_cert": "c", "tls_key": "k"} if name.startswith("tls") else {}
-    with pytest.raises(UsageError, match=f"^--{name.replace('_', '-')} {tmp_path}/pipe: no regular file"):
-        resolve({**others, "http": ":1", name: str(tmp_path / "pipe")}, {})
+    paths = {"cert_file": f"{authority}/collector.pem", "client_ca_file": f"{authority}/ca.pem", name: "pipe"}
+    said = ", ".join(f"{key}: {path}" for key, path in paths.items())
+    with pytest.raises(UsageError, match=f"{name} {tmp_path}/pipe: not a file"):
+        web_config(
+            tmp_path,
+            f"tls_server_config: {{{said}, key_file: {authority}/collector.key,"
+            " client_auth_type: RequireAndVerifyClientCert}",
+        )
 
 
 async def test_an_agents_metrics_are_as_its_web_config_says(authority: Path, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import ssl
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import grpc
-from hindmost.credentials import Client, Grant, Reread, bearer, granted, private, reason, secrets_of
+from hindmost.credentials import Client, Grant, Reread, bearer, file_content, granted, private, reason, secrets_of
 from hindmost.errors import UsageError
 from hindmost.web_config import WebConfig
 
@@ -164,7 +164,7 @@ class Door:
 
 
 def _configuration(cert: str, key: str, ca: str) -> Any:
-    pair = private(key, "--tls-key").encode(), _pem(cert, "--tls-cert")
+    pair = private(key, "--tls-key").encode(), file_content(cert, "--tls-cert")
     if b"-----BEGIN CERTIFICATE-----" not in pair[1]:
         raise UsageError(f"--tls-cert {cert}: no certificate in it")
     if b"PRIVATE KEY-----" not in pair[0]:
@@ -177,7 +177,7 @@ def _configuration(cert: str, key: str, ca: str) -> Any:
         context.load_cert_chain(cert, key, password="")  # without one, OpenSSL asks on the terminal
     except (OSError, ValueError) as error:
         raise UsageError(f"--tls-cert {cert}, --tls-key {key}: {reason(error)}") from error
-    root = _pem(ca, "--tls-ca") if ca else None
+    root = file_content(ca, "--tls-ca") if ca else None
     return grpc.ssl_server_certificate_configuration([pair], root_certificates=root)
 
 
@@ -186,16 +186,8 @@ def open_channel(target: str, client: Client, options: Sequence[tuple[str, int]]
     if not (client.ca or client.cert):
         return grpc.aio.insecure_channel(target, options=options)
     named = (client.ca, "--tls-ca"), (client.key, "--tls-key"), (client.cert, "--tls-cert")
-    ca, key, cert = (_pem(path, what) if path else None for path, what in named)
+    ca, key, cert = (file_content(path, what) if path else None for path, what in named)
     return grpc.aio.secure_channel(target, grpc.ssl_channel_credentials(ca, key, cert), options=options)
-
-
-def _pem(path: str, what: str) -> bytes:
-    try:
-        with open(path, "rb") as file:  # noqa: PTH123 - as private() reads
-            return file.read()
-    except OSError as error:
-        raise UsageError(f"{what} {path}: {error.strerror}") from error
 
 
 def _names(context: Mapping[str, Any]) -> frozenset[str]:

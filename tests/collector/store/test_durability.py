@@ -207,7 +207,7 @@ def test_held_collector_ends_with_its_stdin(collector_process, fake_agent, tmp_p
     [
         (["--listen", "nowhere"], "not HOST:PORT"),
         (["--out", "/proc/nope"], "cannot record into /proc/nope"),
-        (["--config", "/absent.toml"], "cannot read /absent.toml"),
+        (["--config", "/absent.toml"], "--config /absent.toml: No such file"),
         (["--listen", "203.0.113.1:1"], "--listen 203.0.113.1:1: the network reaches it: give --tls-cert"),
     ],
 )
