@@ -72,7 +72,7 @@ RECORDINGS = {
     "gloo-observed-stopped-now-and-then-rank1": Expected(("intermittent",), (1,), cause="unknown", cost_ms=24.0),
     # The same in collectives only, in steps of 1 s, and with queues for CPUs; 30 ms every 100 ms.
     "gloo-observed-stopped-in-collectives-rank1": Expected(("intermittent",), (1,), cause="unknown", cost_ms=5.0),
-    "mpi-observed-stopped-in-long-steps-rank1": Expected(("intermittent",), (1,), cause="unknown"),
+    "mpi-observed-stopped-in-long-steps-rank1": Expected(("intermittent",), (1,), cause="stopped"),
     "mpi-observed-stopped-beside-queues-rank1": Expected(("intermittent",), (1,), cause="unknown"),
     "mpi-observed-stopped-often-rank1": Expected(("straggler",), (1,), cause="stopped", since=0),
     "horovod-observed-stopped-often-rank1": Expected(("straggler",), (1,), cause="stopped"),

@@ -28,10 +28,13 @@ if TYPE_CHECKING:
 METRIC = "hindmost_process_stopped"
 #: A stop accounts for a wait from this share of it on.
 _MOST = 0.5
-#: A debugger or a tracer may stop a process for a moment: one sample shows no more than that.
-_SAMPLES = 2
+#: A debugger or a tracer may stop a process for a moment: one sample shows no more than that, unless steps that are as
+#: late as its own, within this factor, recur.
+_SAMPLES, _ALIKE = 2, 1.5
 #: So few samples of a rank that is stopped for as long as it is late are chance in one job of so many.
 _SELDOM = 0.05
+#: A rank that is stopped all the time runs at a sample with this chance: states are read a little later.
+_NEVER = 1e-6
 
 
 @dataclass(frozen=True)
@@ -79,8 +82,12 @@ def stopped_rows(blocks: Blocks) -> list[int]:
 
 def bears_out(blocks: Blocks, row: int, share: float) -> bool:
     """Whether samples show one of :func:`stopped_rows` stopped as often as it is late, a ``share`` of the time."""
-    stops, samples = _counted(blocks, np.arange(len(blocks.steps)))[row]
-    return 1 - recurring_events.tail(stops + 1, samples, min(share, 1.0)) > _SELDOM
+    return _may_be(*_counted(blocks, np.arange(len(blocks.steps)))[row], share)
+
+
+def _may_be(stopped: int, samples: int, share: float) -> bool:
+    """Whether a rank that is stopped for this ``share`` of the time may be seen so at no more of so many samples."""
+    return recurring_events.tail(samples - stopped, samples, max(1 - share, _NEVER)) > _SELDOM
 
 
 def in_collectives(blocks: Blocks, settings: Settings) -> Blocks:
@@ -134,7 +141,8 @@ def note(run: Run, verdicts: Sequence[Verdict], stalls: Sequence[Stall]) -> list
 def on(verdict: Verdict, blocks: Blocks, settings: Settings) -> Verdict:
     """A verdict without a known cause, with this one where samples in its steps show it; else as it was.
 
-    The share of samples in which a rank was stopped is set against the share of time by which it is late.
+    The share of samples in which a rank was stopped is set against the share of time by which it is late. Few samples
+    explain all of that if they are as many as chance would have it.
     """
     if verdict.kind not in ("straggler", "intermittent") or verdict.cause != "unknown":
         return verdict
@@ -143,7 +151,9 @@ def on(verdict: Verdict, blocks: Blocks, settings: Settings) -> Verdict:
     rows = np.flatnonzero(np.isin(blocks.ranks, verdict.ranks)).tolist()
     counted = _counted(blocks, columns)
     counts = {row: counted.get(row, (0, 0)) for row in rows}
-    if not rows or any(stopped < _SAMPLES for stopped, _ in counts.values()):
+    if not rows or any(
+        stopped < _SAMPLES and not _in_stall(blocks, row, settings) for row, (stopped, _) in counts.items()
+    ):
         return verdict
     explained = min(_explained(blocks, row, columns, *counts[row]) for row in rows)
     if explained < settings.min_explained:
@@ -153,7 +163,26 @@ def on(verdict: Verdict, blocks: Blocks, settings: Settings) -> Verdict:
     return replace(verdict, cause="stopped", partial=None, explained=explained, evidence=evidence)
 
 
+def _in_stall(blocks: Blocks, row: int, settings: Settings) -> bool:
+    """Whether a sample shows a rank stopped in one of several steps in which it stalls for about as long.
+
+    Half of its delay in stalls is in those as long or longer. A state is read a little after the time of its sample.
+    """
+    late = blocks.delay[row]
+    by_size = np.argsort(late)
+    by_size = by_size[late[by_size] >= settings.stall_effect * blocks.step_ns]
+    if len(by_size) < settings.min_stalls:
+        return False
+    sums = np.cumsum(late[by_size])
+    size = late[by_size[np.searchsorted(sums, sums[-1] / 2)]]
+    alike = by_size[(late[by_size] >= size / _ALIKE) & (late[by_size] <= size * _ALIKE)]
+    stopped, _ = _counted(blocks, np.union1d(alike, np.maximum(alike - 1, 0))).get(row, (0, 0))
+    return len(alike) >= settings.min_stalls and stopped > 0
+
+
 def _explained(blocks: Blocks, row: int, columns: Array, stopped: int, samples: int) -> float:
     """Which part of a rank's delay in these steps its stops are, as samples show it."""
     late = float(np.nansum(np.maximum(blocks.delay[row, columns], 0.0)) / np.nansum(blocks.period[columns]))
-    return min(stopped / samples / late, 1.0) if late > 0 else 0.0
+    if not late > 0:
+        return 0.0
+    return 1.0 if _may_be(stopped, samples, late) else min(stopped / samples / late, 1.0)

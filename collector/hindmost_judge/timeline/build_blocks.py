@@ -199,6 +199,10 @@ BARE = "bare steps"
 PHASES = "phases"
 
 
+#: Share of a step's self time whose CPU time is known, from which on the step's is.
+_MEASURED = 0.5
+
+
 def _parts(joined: Grid, self_time: Floats, starts: Ints, numbers: Ints, table: Table) -> dict[str, Floats]:
     """The parts of self time: CPU, run queue and being blocked between collectives, or the phases of the steps."""
     found = phases.phase_blocks(table, joined.ranks, numbers)
@@ -211,13 +215,15 @@ def _parts(joined: Grid, self_time: Floats, starts: Ints, numbers: Ints, table: 
         cpu = np.clip(joined.cpu, 0.0, np.maximum(self_time - runqueue, 0.0))
         known = ~np.isnan(joined.cpu)
         short = ~known & (self_time < SAMPLED_FROM_NS)  # the gap itself, which is the most it can have computed
-        found["self_cpu"] = sums_by_step(np.where(short, self_time, cpu), starts)
-        unknown = sums_by_step((~known & ~short).astype(np.float64), starts) > 0
-        found["self_cpu"][unknown] = np.nan
+        seen = sums_by_step(np.where(known | short, self_time, 0.0), starts)
+        whole = sums_by_step(self_time, starts)
+        # What was measured of most of a step's self time stands for all of it.
+        times = np.where(seen >= _MEASURED * whole, whole / np.maximum(seen, 1.0), np.nan)
+        found["self_cpu"] = times * sums_by_step(np.where(short, self_time, or_zero(cpu)), starts)
         if not np.isnan(joined.runqueue).all():
-            found["self_runqueue"] = sums_by_step(np.where(known, runqueue, np.nan), starts)
-            found["self_blocked"] = sums_by_step(np.where(known, self_time - cpu - runqueue, np.nan), starts)
-            found["self_runqueue"][unknown] = found["self_blocked"][unknown] = np.nan
+            found["self_runqueue"] = times * sums_by_step(np.where(known, runqueue, 0.0), starts)
+            blocked = np.where(known, self_time - cpu - runqueue, 0.0)
+            found["self_blocked"] = times * sums_by_step(blocked, starts)
     return found
 
 

@@ -47,6 +47,10 @@ def of_slowdowns(
     costly, notes = _that_count(late, hidden_delay.as_seen(blocks), settings)
     explained = [(slowdown, why_late.cause_of(blocks, slowdown, settings)) for slowdown in costly]
     explained = [(loading.with_stalls(blocks, slowdown, cause, settings), cause) for slowdown, cause in explained]
+    explained = [
+        (savings.with_waits(blocks, one, why.cause if why.partial is None else why.partial), why)
+        for one, why in explained
+    ]
     whole = dict(zip(costly, (slowdown for slowdown, _ in explained), strict=True))
     costly, slowdowns = list(whole.values()), [whole.get(slowdown, slowdown) for slowdown in slowdowns]
     seen, blocks = blocks, backward.in_full(blocks, explained)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hindmost_judge.model import OTHER
-from hindmost_judge.stats.robust import ENOUGH_STEPS, alike, median, median_error, or_zero
+from hindmost_judge.stats.robust import ENOUGH_STEPS, alike, median, median_error, or_zero, peers_median
 from hindmost_judge.timeline import build_blocks
 
 if TYPE_CHECKING:
@@ -32,23 +32,30 @@ if TYPE_CHECKING:
 def without_slowdowns(blocks: Blocks, slowdowns: Sequence[Slowdown]) -> Floats:
     """[R, K] delays without these persistent slowdowns, each removed from its own steps.
 
-    A slowdown is the median at the same place of the step, so that one slow interval of many is found and fixed;
-    what it is on top of stays. So does a rank's extra work by chance: no fix takes work away.
+    A slowdown is the median at the same place of the step, so that one slow interval of many is found and fixed. What
+    is late in the typical step beyond that is in another place each time. What it is on top of stays. So does a rank's
+    extra work by chance: no fix takes work away.
     """
     fixed: Floats = blocks.intervals.copy()
     own, interval_step = blocks.same_work, blocks.interval_step
     place = np.arange(len(interval_step)) - np.searchsorted(interval_step, interval_step)
+    slow = [slowdown.row for slowdown in slowdowns]
     for slowdown in slowdowns:
         indices = np.flatnonzero((interval_step >= slowdown.first) & (interval_step < slowdown.stop))
         if slowdown.phase is not None:
             fixed[slowdown.row, indices] -= slowdown.delay
             continue
-        level = _usual(own[slowdown.row], interval_step, place, slowdown)
+        level, elsewhere = _usual(own, slowdown.row, slow, place, interval_step, slowdown)
         if slowdown.outer is not None:
-            level -= _usual(own[slowdown.row], interval_step, place, slowdown.outer)
+            below, further = _usual(own, slowdown.row, slow, place, interval_step, slowdown.outer)
+            level, elsewhere = level - below, elsewhere - further
         level = np.maximum(level, 0.0)
         fixed[slowdown.row, indices] -= level[place[indices]]
-        _take_stalls(fixed[slowdown.row], interval_step, slowdown)
+        more = np.zeros(len(blocks.steps))
+        more[slowdown.first : slowdown.stop] = max(elsewhere, 0.0)
+        for step, stalled in slowdown.stalls:
+            more[step] += stalled
+        _take(fixed[slowdown.row], interval_step, more)
     return fixed
 
 
@@ -67,25 +74,64 @@ def with_sole_peer_on_time(blocks: Blocks, slowdowns: Sequence[Slowdown]) -> Blo
     return replace(blocks, intervals=intervals)
 
 
-def _take_stalls(late: Floats, interval_step: Ints, slowdown: Slowdown) -> None:
-    """Remove a slowdown's stalls in some steps from their intervals, the first of a step first."""
-    for step, stalled in slowdown.stalls:
-        left = stalled
-        for column in range(*np.searchsorted(interval_step, [step, step + 1]).tolist()):
-            taken = min(max(float(late[column]), 0.0), left)
-            late[column] -= taken
-            left -= taken
+#: Parts of self time in which a rank is off the CPU, by what the delay is due to.
+_OFF_CPU = {"cpu_contention": "self_runqueue", "blocked": "self_blocked"}
 
 
-def _usual(late: Floats, interval_step: Ints, place: Ints, slowdown: Slowdown) -> Floats:
-    """[P] median at each place of a step, over the steps that show a slowdown; never ahead."""
+def with_waits(blocks: Blocks, slowdown: Slowdown, measure: str | None) -> Slowdown:
+    """A slowdown that is due to this ``measure``, with what its rank waits off the CPU beyond the typical step.
+
+    A quota or another process stops a rank now here and now there, in some steps longer than in others, and the kernel
+    counted it.
+    """
+    waited = blocks.parts.get(_OFF_CPU.get(measure or "", ""))
+    if waited is None or slowdown.phase is not None or blocks.overlapped:
+        return slowdown
+    beyond = (waited - peers_median(waited))[slowdown.row]
+    late, step = blocks.intervals[slowdown.row], blocks.interval_step
+    alone = replace(slowdown, outer=None, stalls=())
+    taken = np.maximum(late, 0.0) - np.maximum(without_slowdowns(blocks, [alone])[slowdown.row], 0.0)
+    usual = np.bincount(step, taken, len(blocks.steps))
+    more = or_zero(np.fmin(blocks.delay[slowdown.row], beyond) - usual)
+    steps = slowdown.steps()
+    steps = steps[more[steps] > 0]
+    return replace(slowdown, stalls=tuple(zip(steps.tolist(), more[steps].tolist(), strict=True)))
+
+
+def _take(late: Floats, interval_step: Ints, more: Floats) -> None:
+    """Remove ``more`` [S] ns of each step from a row's delays [K], in proportion to how late it is."""
+    above = np.maximum(late, 0.0)
+    whole = np.bincount(interval_step, above, len(more))
+    part = np.divide(more, whole, out=np.zeros_like(more), where=whole > 0)
+    late -= np.minimum(part, 1.0)[interval_step] * above
+
+
+#: Ranks that show what the typical step of a healthy one has beyond its medians.
+_HEALTHY = 8
+
+
+def _usual(
+    late: Floats, row: int, slow: Sequence[int], place: Ints, interval_step: Ints, slowdown: Slowdown
+) -> tuple[Floats, float]:
+    """[P] median of a row of ``late`` [R, K] at each place of a step, over the steps that show a slowdown; never ahead.
+
+    And ns by which the typical such step is later than these together, beyond those of ranks that are not ``slow``:
+    what is late by chance now here and now there adds up for all ranks.
+    """
     acts = np.zeros(max(slowdown.stop, int(interval_step.max(initial=-1)) + 1), bool)
     acts[slowdown.steps()] = True
     shown = acts[interval_step]
-    found = np.zeros(int(place.max(initial=-1)) + 1)
-    for spot in np.unique(place[shown]):
-        found[spot] = max(float(median(late[shown & (place == spot)])), 0.0)
-    return found
+    spots = int(place.max(initial=-1)) + 1
+    healthy = np.setdiff1d(np.arange(len(late)), slow)[: _HEALTHY if spots > 1 else 0]
+    chosen = late[[row, *healthy]]
+    levels = np.zeros((len(chosen), spots))
+    for spot in range(spots):
+        levels[:, spot] = np.maximum(median(chosen[:, shown & (place == spot)], axis=1), 0.0)
+    if spots <= 1:
+        return levels[0], 0.0
+    whole = np.stack([np.bincount(interval_step, one, len(acts)) for one in chosen - levels[:, place]])
+    beyond = np.maximum(median(whole[:, acts].astype(np.float64), axis=1), 0.0)
+    return levels[0], float(beyond[0] - np.median(beyond[1:])) if len(healthy) else float(beyond[0])
 
 
 #: If a fix alone saves less than this share of what it saves after the others are fixed, the report gives the latter.

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hindmost_judge.causes import cpu_wait
 from hindmost_judge.judge import judge
-from hindmost_judge.model import Run
+from hindmost_judge.model import UNMEASURED, Run
 from hindmost_judge.whatif.savings import StepTimeChange
 
 from tests.scenarios.loads import Load, make
@@ -82,3 +82,31 @@ def test_what_an_onset_took_is_what_a_repair_saves(
 ) -> None:
     """As far as the job waited for the rank, and no other rank's work grew meanwhile."""
     assert StepTimeChange(longer=50.0, noise=2.0, steps=np.arange(9)).cost(saved, waited, others) == cost
+
+
+#: Gaps between collectives of a step, and in how many of them one is a pause by a quota, of so many ms.
+GAPS, EVERY, PAUSE_MS = 5, 7, 40.0
+
+
+def paused_in_turn(unmeasured: int | None = None) -> Run:
+    """Rank 1 is out of its quota in every seventh gap of steps of five, so in another place of each step; some step has
+    none. The gap of this place is ``unmeasured`` in each step."""
+    fault = {"rank": 1, "runqueue": PAUSE_MS, "every": EVERY}
+    run = make(Load(ranks=2, steps=GAPS * STEPS, compute=4.0, faults=[fault]))
+    calls = run.collectives
+    known = calls["seq"] % GAPS != unmeasured
+    gaps = {name: np.where(known, calls[name], UNMEASURED) for name in ("cpu_ns", "runqueue_ns")}
+    return replace(run, collectives=calls | gaps | {"step": calls["seq"] // GAPS})
+
+
+def test_waits_for_a_cpu_count_wherever_in_a_step_they_are() -> None:
+    """No place of the step has one in most steps; the kernel counted them, and without them steps are that shorter."""
+    (verdict,) = judge(paused_in_turn()).verdicts
+    assert (verdict.kind, verdict.ranks, verdict.cause) == ("straggler", (1,), "cpu_contention")
+    assert verdict.cost_ms_per_step == pytest.approx(PAUSE_MS * GAPS / EVERY, rel=0.1)
+
+
+def test_a_step_of_which_most_was_measured_shows_what_its_rank_waits_for() -> None:
+    """A single gap whose CPU time was not read leaves no step unknown."""
+    (verdict,) = judge(paused_in_turn(unmeasured=2)).verdicts
+    assert (verdict.ranks, verdict.cause) == ((1,), "cpu_contention")

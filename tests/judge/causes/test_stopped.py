@@ -160,3 +160,14 @@ def test_too_few_stops_are_no_cause(share: float) -> None:
     verdict = cycled(share)
     assert verdict.cause == "unknown"
     assert [line for line in verdict.evidence if "not measured" in line]
+
+
+@pytest.mark.parametrize(("step", "cause"), [(103, "stopped"), (110, "unknown"), (150, "unknown")])
+def test_one_sample_in_a_stall_that_recurs_shows_a_stop(step: int, cause: str) -> None:
+    """Rank 1 is off the CPU for 250 ms in every twentieth step, and once for 2 s, as a debugger holds a process."""
+    faults = [{"rank": 1, "blocked": 250.0, "every": 20}, {"rank": 1, "blocked": 2000.0, "from": 150, "until": 151}]
+    run = make(Load(ranks=2, steps=300, compute=90.0, noise=2.0, faults=faults))
+    arrived = run.collectives["start_ns"][run.collectives["rank"] == 1] / SECOND
+    times = [*arrived[::20].tolist(), float(arrived[step]) - 0.15]
+    verdict = judge(sampled(run, {1: times[-1:]}, times)).verdicts[0]
+    assert (verdict.kind, verdict.ranks, verdict.cause) == ("intermittent", (1,), cause)
