@@ -54,7 +54,11 @@ def run(args: argparse.Namespace) -> int:
     thresholds = arguments.thresholds(args.set, args.config)
     if args.more and conditions:
         raise UsageError("--fail-if compares two runs; give A and B only")
-    found = scaled([args.a, args.b, *args.more], thresholds) if args.more else compared(args.a, args.b, thresholds)
+    every = [args.a, args.b, *args.more]
+    known = [one if isinstance(one, str) else str(one.resolve()) for one in every]
+    if twice := next((one for at, one in enumerate(every) if known[at] in known[:at]), None):
+        raise UsageError(f"{twice}: one run is named twice; name different runs")
+    found = scaled(every, thresholds) if args.more else compared(args.a, args.b, thresholds)
     failed = [one for one in conditions if one.holds(found)]
     if args.format == "json":
         sys.stdout.write(json.dumps(found, indent=1) + "\n")

@@ -100,7 +100,9 @@ def test_what_sampling_can_produce_is_not_named() -> None:
     ranks = [rank(0), rank(1), rank(2)]
     seen = [share(20, input=0.2), share(20, input=0.4), share(20, input=0.2)]
     assert table.largest_excess(ranks, seen) is None
-    assert "no rank stands out" in table.render(ranks, seen, "sampled", 1)
+    said = table.render(ranks, seen, "sampled", 1)
+    assert "no rank stands out" in said
+    assert "start the job with `hindmost run -- COMMAND`" in said
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -223,6 +225,7 @@ def test_of_a_compiled_program_is_shown_what_it_waits_in(
     said = capsys.readouterr()
     assert "`gdb -p 101 -batch" in said.out if stacks else "`hindmost attach --stacks --job 42`" in said.err
     assert ("allreduce number 3" in said.out) == stacks
+    assert ("of a `hindmost run`" in said.err) != stacks  # of others no call is recorded
 
 
 RANK = b"RANK=%d\0WORLD_SIZE=2\0TORCHELASTIC_RUN_ID=x\0"

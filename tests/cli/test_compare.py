@@ -210,6 +210,13 @@ def test_the_command_compares_two_folders(tmp_path: Path, capsys: pytest.Capture
         assert "none: no such file or folder; give a run directory" in capsys.readouterr().err
 
 
+def test_a_run_is_not_compared_with_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """However its path is written: a condition to fail would always pass."""
+    (tmp_path / "a").mkdir()
+    assert main(["compare", str(tmp_path / "a"), f"{tmp_path}/b/../a/"]) == 2
+    assert "one run is named twice" in capsys.readouterr().err
+
+
 def trained(ranks: int, batch: int, step_ms: float = 100.0, seed: int = 1) -> Run:
     """A job of so many ranks, each with a batch of so many samples a step."""
     run = simulate(Scenario(ranks, 60, seed=seed, step_ms=step_ms)).run
@@ -301,7 +308,11 @@ def test_several_runs_show_how_far_more_ranks_are_faster() -> None:
     assert [run["speed_up"] for run in found["runs"]] == pytest.approx([1.0, 2.0, 4 * 0.77], rel=0.03)
     assert [run["efficiency"] for run in found["runs"]] == pytest.approx([1.0, 1.0, 0.77], abs=0.03)
     shown = text.render_scaling(found, 80)
-    assert re.search(r"RESULT 16 ranks are 3\.\d\d times as fast as 4, by samples or tokens/s", shown)
+    by = r"RESULT 16 ranks are 3\.\d\d times as fast as 4 \(efficiency 7\d %\), by samples or tokens/s"
+    assert re.search(by, " ".join(shown.split()))
+    assert [line.split(" ·")[0].split() for line in shown.splitlines()[:3]] == [
+        [name, run["id"]] for name, run in zip("BCA", found["runs"], strict=True)
+    ]
     assert max(map(len, shown.splitlines())) <= 80
     bars = [line.count("█") for line in shown.splitlines() if "█" in line]
     assert bars == sorted(bars, reverse=True)

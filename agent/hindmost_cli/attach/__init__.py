@@ -25,7 +25,9 @@ examples:
   hindmost attach --stacks --job ID --save-to hindmost-runs/ID
 
 attach needs no restart and leaves nothing in the processes. They must be yours.
-It measures Python 3.14 and later inside the process. It samples older versions with py-spy, from outside."""
+It measures Python 3.14 and later inside the process. It samples older versions with py-spy, from outside.
+Of compiled programs with MPI it shows no phases: --stacks has the call that each rank of a hindmost run waits in.
+It gives no verdict. For one start the job with hindmost run."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -68,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
         return _show_stacks(targets, args.save_to)
     if any(one.minor == target.COMPILED for one in targets):
         what = f"--job {args.job}" if args.job else " ".join(f"--pid {pid}" for pid in args.pid)
-        calls = f"`hindmost attach --stacks {what}` shows the MPI calls that they wait in"
+        calls = f"`hindmost attach --stacks {what}` shows the MPI call that each rank of a `hindmost run` waits in"
         raise UsageError(f"{what}: phases of compiled programs cannot be seen from outside; {calls}")
     method, seen = _look(targets, args)
     if args.format == "json":

@@ -188,6 +188,10 @@ def to_dict(targets: Sequence[Target], seen: Sequence[Shares], method: str, seco
     }
 
 
+#: What is to be done for more than this.
+NO_VERDICT = "who is waited for, since when and at what cost: start the job with `hindmost run -- COMMAND`"
+
+
 def render(targets: Sequence[Target], seen: Sequence[Shares], method: str, seconds: float) -> str:
     """The table for people: percent of the main thread's time, with half of the 95 % interval."""
     processes = "1 process" if len(targets) == 1 else f"{len(targets)} processes"
@@ -197,7 +201,7 @@ def render(targets: Sequence[Target], seen: Sequence[Shares], method: str, secon
         cells = [_cell(shares, phase) for phase in PHASES]
         rank = str(target.rank) if target.rank >= 0 else "-"
         lines.append("  ".join([f"{rank:>4}", f"{target.pid:>8}", *(f"{cell:>10}" for cell in cells)]))
-    return "\n".join([*lines, _sentence(targets, seen), *_without_steps(targets, seen, method)]) + "\n"
+    return "\n".join([*lines, _sentence(targets, seen), *_without_steps(targets, seen, method), NO_VERDICT]) + "\n"
 
 
 def _without_steps(targets: Sequence[Target], seen: Sequence[Shares], method: str) -> list[str]:

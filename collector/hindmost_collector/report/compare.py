@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from dataclasses import asdict, dataclass
 from difflib import SequenceMatcher
+from string import ascii_uppercase
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -212,7 +213,8 @@ def scaling(runs: Sequence[Run], settings: Settings = DEFAULT) -> dict[str, Any]
     Speed-up is by samples or tokens a second where all runs counted them, else by steps a second: then a step has to be
     the same work in all. Efficiency is speed-up over the ratio of ranks.
     """
-    rows_ = [_row(run, settings) for run in runs]
+    labels = [*ascii_uppercase, *map(str, range(len(ascii_uppercase), len(runs)))]
+    rows_ = [_row(run, settings) | {"label": label} for label, run in zip(labels, runs, strict=False)]
     by = "work_per_s" if all(row["work_per_s"] for row in rows_) else "steps_per_s"
     rows_.sort(key=lambda row: row["ranks"] or 0)
     first = rows_[0]
@@ -236,6 +238,7 @@ def _row(run: Run, settings: Settings) -> dict[str, Any]:
     parallel = next((lane for lane in lanes if lane.load_balance is not None), None)
     return {
         "id": job.id,
+        "title": columns.title({"job": report.to_dict()["job"]}),
         "ranks": job.world_size,
         "nodes": job.nodes,
         "step_ms": step_ms or None,
@@ -462,6 +465,7 @@ def _share(value: float) -> str:
 #: Blocks of the longest bar.
 _BAR = 20
 _SCALING = (
+    ("label", "run", "text"),
     ("ranks", "ranks", "count"),
     ("nodes", "nodes", "count"),
     ("step_ms", "mean step", "ms"),
@@ -478,6 +482,8 @@ _SHARES = ("self", "input", "wait", "transfer")
 def render_scaling(found: Mapping[str, Any], width: int = 100, color: bool = False) -> str:
     """``hindmost.scaling/1`` as text: a row a run, efficiency as bars, then where the typical rank's step goes."""
     page, runs = console(width, color), found["runs"]
+    for run in runs:
+        page.print(labelled(run["label"], run["title"].removeprefix("hindmost · "), "bold"))
     best = max((one for one in runs if one["efficiency"]), key=lambda one: one["ranks"], default=None)
     if best is None or best is runs[0]:
         page.print(
@@ -486,19 +492,19 @@ def render_scaling(found: Mapping[str, Any], width: int = 100, color: bool = Fal
             )
         )
     else:
-        more, fewer = best["ranks"] / runs[0]["ranks"], runs[0]["ranks"]
+        fewer = runs[0]["ranks"]
         by = "samples or tokens/s" if found["by"] == "work_per_s" else "steps/s (a step must be the same work in all)"
-        text = f"{best['ranks']:,} ranks are {best['speed_up']:.2f} times as fast as {fewer:,}, by {by}"
-        page.print(labelled("RESULT", f"{text}: {ratio(best['efficiency'])} of {more:.1f} times", "bold"))
+        text = f"{best['ranks']:,} ranks are {best['speed_up']:.2f} times as fast as {fewer:,}"
+        page.print(labelled("RESULT", f"{text} (efficiency {ratio(best['efficiency'])}), by {by}", "bold"))
     shown = [one for one in _SCALING if any(run[one[0]] is not None for run in runs)]
-    table = table_of([title for _, title, _ in shown])
+    table = table_of([title for _, title, _ in shown], left=("run",))
     for run in runs:
         table.add_row(*(sections.written(run[key], unit) for key, _, unit in shown))
     page.print(table)
     for run in runs:
         if run["efficiency"] is not None:
             bar = "█" * round(min(run["efficiency"], 1.0) * _BAR)
-            page.print(Text(f"{run['ranks']:>7,} ranks  {bar:<{_BAR}}  {ratio(run['efficiency'])}"))
+            page.print(Text(f"{run['label']}  {run['ranks']:>7,} ranks  {bar:<{_BAR}}  {ratio(run['efficiency'])}"))
     page.print(_where(runs))
     page.print(paragraph("share of the mean step, of the typical rank; a fault of one rank: report that run", "dim"))
     return written(page)
@@ -507,10 +513,10 @@ def render_scaling(found: Mapping[str, Any], width: int = 100, color: bool = Fal
 def _where(runs: Sequence[Mapping[str, Any]]) -> Table:
     """Where the step goes, a row a run."""
     names = [name for name in _SHARES if any(run["shares"][name] is not None for run in runs)]
-    table = table_of(["ranks", *map(title_of, names), "first verdict"], left=("first verdict",))
+    table = table_of(["run", "ranks", *map(title_of, names), "first verdict"], left=("run", "first verdict"))
     for run in runs:
         cells = (ratio(run["shares"][name]) for name in names)
-        table.add_row(sections.written(run["ranks"], "count"), *cells, run["verdict"].replace("_", " "))
+        table.add_row(run["label"], sections.written(run["ranks"], "count"), *cells, run["verdict"].replace("_", " "))
     return table
 
 
