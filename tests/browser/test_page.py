@@ -389,9 +389,13 @@ def test_the_page_of_a_run_has_its_sections_in_a_tab(browser: Any, tmp_path: Pat
     run = simulate(Scenario(4, 60)).run
     found = judge(run)
     report = sections.added(found.to_dict(), section_rows.of(run, found.to_dict(), found.overview))
+    report["sections"]["advice"]["settings"] = [
+        {"name": "threads", "found": "so it is", "threshold": "1", "set": "`export OMP_NUM_THREADS=1`", "share": 0.5}
+    ]
     (tmp_path / "report.html").write_text(document.of_report(report, run, found.overview), encoding="utf-8")
     browser.open((tmp_path / "report.html").as_uri())
     browser.until("document.getElementById('tab-run')")
+    assert "TRY export OMP_NUM_THREADS=1" in browser.text("#verdicts")
     browser.run("document.getElementById('tab-run').click()")
     browser.until("document.querySelectorAll('#other table').length > 5")
     titles = browser.run("return [...document.querySelectorAll('#other h2')].map(one => one.innerText)")

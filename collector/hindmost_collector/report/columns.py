@@ -59,11 +59,23 @@ def bound(report: Mapping[str, Any]) -> str:
 
 
 def on_bound(report: Mapping[str, Any]) -> str:
-    """What to do about the line on what limits the job; empty where nothing is, or a verdict says it."""
+    """What to do about the line on what limits the job; empty where nothing is, or a verdict or a setting says it. No
+    setting of the job stops other processes."""
     by = report["job"]["bound"]["by"] if bound(report) else ""
     said = by == "cpu" and any(verdict.get("cause") == "cpu_contention" for verdict in report["verdicts"])
     text = STOP_OTHERS if by == "cpu" and OTHERS_USE in report["job"]["bound"]["evidence"] else _DO_ON.get(by, "")
-    return "" if said or says(report, text) else text
+    return "" if said or says(report, text) or (text != STOP_OTHERS and settings(report)) else text
+
+
+#: Settings that are shown without being asked for, and from which share of the step on.
+_SETTINGS, _TRIED = 2, 0.05
+
+
+def settings(report: Mapping[str, Any]) -> list[str]:
+    """The settings that are worth trying and that no verdict advises, each with what was found."""
+    advice = (report.get("sections") or {}).get("advice") or {}
+    found = [one for one in advice.get("settings", ()) if (one["share"] or 0.0) >= _TRIED]
+    return [f"{one['set']} ({one['found']})" for one in found if not says(report, one["set"])][:_SETTINGS]
 
 
 def says(report: Mapping[str, Any], do: str) -> bool:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from hindmost.errors import one_line
 from hindmost_judge.verdict.schema import STOPS
-from hindmost_judge.verdict.wording import STALL, START_UP, STOP_OTHERS
+from hindmost_judge.verdict.wording import STALL, START_UP
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group
 from rich.table import Table
@@ -37,11 +37,10 @@ _ID = 12
 #: for their blanks until the lines are broken.
 _UNITS = r"%|[mun]?s|min|h|[KMGT]?i?B(?:/s)?|W|C|MHz|TFLOP/s|k?J|kWh"
 _WHOLE, _BLANK = re.compile(rf"`[^`]+`|\(?[\d.,]+ % sure\)?$|[\d.,]+ (?:{_UNITS})(?!\w)"), "\ue000"
-#: Notes, and settings to try, that are shown without being asked for.
-_NOTES, _ADVICE = 2, 2
-#: A table with a text of more words than this is written row by row; settings are tried first that are about this
-#: share of the step.
-_PROSE, _TRIED = 7, 0.05
+#: Notes that are shown without being asked for.
+_NOTES = 2
+#: A table with a text of more words than this is written row by row.
+_PROSE = 7
 #: What stands for a recording where its path is not known, and what judges write in advice for it.
 PATH, _RUN = "PATH", "hindmost report RUN"
 #: The label of what limits the typical step, as verdicts on all ranks have it.
@@ -192,8 +191,8 @@ def _pace(report: Mapping[str, Any]) -> Iterator[RenderableType]:
     """The job's pace, and settings to try."""
     if pace := sections.in_one_line(report.get("sections") or {}):
         yield labelled("PACE", pace)
-    for setting in _settings(report)[:_ADVICE]:
-        yield labelled("TRY", f"{setting['set']} ({setting['found']})")
+    for setting in columns.settings(report):
+        yield labelled("TRY", setting)
 
 
 def _more(request: _Request) -> Iterator[RenderableType]:
@@ -296,18 +295,11 @@ def _that_fit(widths: Sequence[int], width: int) -> Iterator[tuple[int, int]]:
         first = max(last, first + 1)
 
 
-def _settings(report: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The settings that are worth trying."""
-    advice = (report.get("sections") or {}).get("advice") or {}
-    found = (one for one in advice.get("settings", ()) if (one["share"] or 0.0) >= _TRIED)
-    return [one for one in found if not columns.says(report, one["set"])]
-
-
 def _limit(report: Mapping[str, Any], *, also: bool) -> Iterator[RenderableType]:
     """What limits the job, and what to do about it."""
     if bound := columns.bound(report):
         yield labelled(_LIMITED, f"besides COST: {bound}" if also else bound)
-        if (to_do := columns.on_bound(report)) and (to_do == STOP_OTHERS or not _settings(report)):
+        if to_do := columns.on_bound(report):
             yield labelled("DO", to_do)
 
 

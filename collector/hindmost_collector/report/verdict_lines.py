@@ -101,8 +101,8 @@ def of_verdict(one: Mapping[str, Any], ranks: Sequence[Mapping[str, Any]] = ()) 
 
 
 def with_rendered(report: Mapping[str, Any], *, over: bool = False, path: str = "") -> dict[str, Any]:
-    """The report as a page shows it: with its title, its verdicts in words, and what limits the job before or after
-    these.
+    """The report as a page shows it: with its title, its verdicts in words, what limits the job before or after
+    these, and settings to try.
 
     Of a job that is ``over`` it begins with the costliest verdict, though that had an end, too. ``path`` is the
     recording's in commands, as a shell takes it; where it is not known, that which ``hindmost run`` chooses.
@@ -113,6 +113,7 @@ def with_rendered(report: Mapping[str, Any], *, over: bool = False, path: str = 
         "title": columns.title(report),
         "bound": columns.bound(report),
         "bound_do": columns.on_bound(report),
+        "settings": columns.settings(report),
         "bound_first": columns.limits_more(report),
         "waste": columns.waste(report),
         "path": path,

@@ -201,5 +201,8 @@ def test_too_few_cpus_are_said_to_be_used_by_ranks_or_by_others(
     setting["set"] = "`export OMP_NUM_THREADS=1`"
     page = text.render({**report, "sections": {"advice": {"settings": [setting]}}}, width=200)
     assert "TRY    `export OMP_NUM_THREADS=1`" in page
+    assert with_rendered({**report, "sections": {"advice": {"settings": [setting]}}})["settings"] == [
+        "`export OMP_NUM_THREADS=1` (so it is)"
+    ]
     assert ("DO     stop the other processes" in page) == (others > ranks)  # no setting of the job changes these
     assert "waits for a CPU" in columns.deciding(report)

@@ -294,7 +294,7 @@ let drawn = "";
 
 function showVerdicts() {
   const report = now.report;
-  const text = JSON.stringify(report ? [report.rendered, report.notes, report.overlap, report.job, report.bound, report.waste] : [now.state && now.state.judged_s == null]);
+  const text = JSON.stringify(report ? [report.rendered, report.notes, report.overlap, report.job, report.bound, report.settings, report.waste] : [now.state && now.state.judged_s == null]);
   if (text === drawn) return;
   drawn = text;
   const shown = report ? report.rendered : [];
@@ -305,6 +305,7 @@ function showVerdicts() {
   const limit = report && report.bound ? [labelled("LIMITED BY", report.bound, true)] : [];
   if (limit.length && report.bound_do) limit.push(labelled("Do", report.bound_do, true));
   cards.splice(report && report.bound_first ? 0 : cards.length, 0, ...limit);
+  if (report) cards.push(...(report.settings || []).map(one => labelled("TRY", one, true)));
   find("verdicts").replaceChildren(...cards);
   const said = shown.map(one => one.head + " " + one.what).join(". ");
   if (report && spoken !== null && said !== spoken) setText(find("spoken"), said);
