@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hindmost_judge.causes.telemetry import Samples
+from hindmost_judge.model import Past
 from hindmost_judge.stats.robust import median
-
-if TYPE_CHECKING:
-    from hindmost_judge.causes.telemetry import Samples
-    from hindmost_judge.model import Past
-    from hindmost_judge.timeline.matching import Grid
-    from hindmost_judge.types import Array, Floats, Ints, Lanes
-    from hindmost_judge.whatif.pipeline_replay import PipelineGraph
+from hindmost_judge.timeline.matching import Grid
+from hindmost_judge.types import Array, Floats, Ints, Lanes
+from hindmost_judge.whatif.pipeline_replay import PipelineGraph
 
 
 @dataclass(frozen=True)

@@ -5,18 +5,15 @@ Also how long a cycle of Horovod takes, in which ranks negotiate what is ready.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from hindmost_judge.encoding import chosen, codes
-from hindmost_judge.model import GPU_TIME, NONBLOCKING, Job, rows
+from hindmost_judge.model import GPU_TIME, NONBLOCKING, Job, Run, Table, rows
+from hindmost_judge.overview import Overview
 from hindmost_judge.timeline.collective_calls import WAIT, is_synchronising
-
-if TYPE_CHECKING:
-    from hindmost_judge.model import Run, Table
-    from hindmost_judge.overview import Overview
-    from hindmost_judge.types import Array, Floats, Ints
+from hindmost_judge.types import Array, Floats, Ints
 
 
 class Traffic(NamedTuple):

@@ -7,19 +7,15 @@ as their phases tell: a gap between two kernels of a phase counts as work.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hindmost_judge import overview
+from hindmost_judge.overview import Overview
 from hindmost_judge.stats.robust import lower_median, mean, median, or_zero
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
-
-    from hindmost_judge.overview import Overview
-    from hindmost_judge.types import Floats
+from hindmost_judge.types import Floats
 
 _GPU_PHASES = ("gpu_forward", "gpu_backward", "gpu_optimizer")
 

@@ -11,17 +11,14 @@ minutes of backlog is at another step than all others, and each of its steps wou
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from hindmost_judge.model import Table, rows
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from hindmost_judge.types import Array, Ints
+from hindmost_judge.types import Array, Ints
 
 
 def repeated(value: Any, count: int, dtype: Any = None) -> Array:

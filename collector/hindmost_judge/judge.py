@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hindmost_judge import communication, detect, overview, usage
+from hindmost_judge.blocks import Blocks, Sharing, Slowdown
 from hindmost_judge.causes import cpu_sharing, launch_bound, loading, stopped, telemetry
 from hindmost_judge.detect import hang, host_work, intermittent, slow_link, straggler, uneven
 from hindmost_judge.graph import host_paced
@@ -26,6 +26,7 @@ from hindmost_judge.timeline.separate_jobs import (
     run_of_ranks,
 )
 from hindmost_judge.timeline.steps import last_counted, profiler_notes, settings_of_few_profiled
+from hindmost_judge.types import Floats
 from hindmost_judge.verdict import (
     advice,
     all_slower,
@@ -44,10 +45,6 @@ from hindmost_judge.verdict.stops import of_mismatch, of_parted
 from hindmost_judge.verdict.whole_job import balanced, may_be_slow, step_limit
 from hindmost_judge.whatif import savings, waste
 from hindmost_judge.whatif.operation_graph import judge_operations
-
-if TYPE_CHECKING:
-    from hindmost_judge.blocks import Blocks, Sharing, Slowdown
-    from hindmost_judge.types import Floats
 
 
 def judge(run: Run, settings: Settings = DEFAULT) -> Report:

@@ -5,21 +5,17 @@ A step is two lanes, a host's and a GPU's, each exactly one step long. Nothing h
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hindmost_judge.blocks import Blocks
+from hindmost_judge.causes.telemetry import Samples
 from hindmost_judge.model import OTHER, PHASES
 from hindmost_judge.stats.robust import or_zero
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from hindmost_judge.blocks import Blocks
-    from hindmost_judge.causes.telemetry import Samples
-    from hindmost_judge.types import Array, Floats, Ints
+from hindmost_judge.types import Array, Floats, Ints
 
 #: What a host does in a step that is marked, in this order.
 _MARKED = tuple("input h2d forward issue backward sync optimizer checkpoint device_wait device_copy".split())

@@ -7,26 +7,22 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hindmost_judge import communication, efficiency, usage
 from hindmost_judge.causes import cpu_sharing, cpu_wait
 from hindmost_judge.causes.telemetry import POWER_CAP, SLOWING_REASONS, Metrics
+from hindmost_judge.communication import Traffic
+from hindmost_judge.model import Run
+from hindmost_judge.overview import Overview
 from hindmost_judge.stats.robust import lower_median
+from hindmost_judge.types import Floats
 from hindmost_judge.verdict import advice
 from hindmost_judge.verdict.wording import ms, percent
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from hindmost_judge.communication import Traffic
-    from hindmost_judge.model import Run
-    from hindmost_judge.overview import Overview
-    from hindmost_judge.types import Floats
 
 
 @dataclass(frozen=True)

@@ -9,24 +9,19 @@ times the clock that was sampled. Without the monitor nothing is known but what 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from hindmost_judge.causes.telemetry import labels_of, rises
+from hindmost_judge.blocks import Blocks
+from hindmost_judge.causes.telemetry import Metrics, MetricSamples, labels_of, rises
 from hindmost_judge.encoding import codes
-from hindmost_judge.model import rows
+from hindmost_judge.model import Run, rows
+from hindmost_judge.overview import Overview
 from hindmost_judge.stats.robust import or_zero
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from hindmost_judge.blocks import Blocks
-    from hindmost_judge.causes.telemetry import Metrics, MetricSamples
-    from hindmost_judge.model import Run
-    from hindmost_judge.overview import Overview
-    from hindmost_judge.types import Array, Floats
+from hindmost_judge.types import Array, Floats
 
 
 def of_steps(run: Run, seen: Overview | Blocks | None) -> tuple[int, int] | None:

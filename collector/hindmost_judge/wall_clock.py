@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-from hindmost_judge.model import GPU_TIME, rows
+from hindmost_judge.model import GPU_TIME, Run, Table, rows
+from hindmost_judge.overview import Overview
 from hindmost_judge.timeline.phases import training
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from hindmost_judge.model import Run, Table
-    from hindmost_judge.overview import Overview
-    from hindmost_judge.types import Array, Floats, Ints
-
+from hindmost_judge.types import Array, Floats, Ints
 
 #: The parts of a job before its first step.
 START_UP = ("launch", "imports", "communicators", "set-up", "first batch")

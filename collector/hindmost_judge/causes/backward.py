@@ -13,24 +13,19 @@ third of the time that kernels waited.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hindmost_judge.blocks import Blocks, Slowdown
 from hindmost_judge.causes import launch_bound, table
+from hindmost_judge.causes.table import Cause
+from hindmost_judge.settings import Settings
 from hindmost_judge.stats.robust import ENOUGH_STEPS, SAMPLE, median, or_zero, peers_median, with_peers
-from hindmost_judge.timeline.matching import QUEUED_NS
+from hindmost_judge.timeline.matching import QUEUED_NS, Grid
+from hindmost_judge.types import Array, Floats, Ints
 from hindmost_judge.verdict.wording import ms
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from hindmost_judge.blocks import Blocks, Slowdown
-    from hindmost_judge.causes.table import Cause
-    from hindmost_judge.settings import Settings
-    from hindmost_judge.timeline.matching import Grid
-    from hindmost_judge.types import Array, Floats, Ints
 
 #: A queued collective starts up to this many ns after the one before, once a kernel of its computing has made room. A
 #: rank that was ready starts after this share of the gap that the late rank leaves, and after most of a gap that is no

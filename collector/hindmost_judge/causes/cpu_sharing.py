@@ -10,21 +10,17 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_judge.blocks import CpuBinding, Sharing
+from hindmost_judge.blocks import Blocks, CpuBinding, Sharing
 from hindmost_judge.causes import cpu_wait
 from hindmost_judge.causes.table import FILES
 from hindmost_judge.causes.telemetry import Metrics, typical
 from hindmost_judge.encoding import codes
+from hindmost_judge.model import Run
 from hindmost_judge.stats.robust import or_zero, peers_median
-
-if TYPE_CHECKING:
-    from hindmost_judge.blocks import Blocks
-    from hindmost_judge.model import Run
-    from hindmost_judge.types import Floats
+from hindmost_judge.types import Floats
 
 #: Evidence of blocks that hold needed time instead of a delay.
 NEEDS = "needs"

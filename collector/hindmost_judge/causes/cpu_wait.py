@@ -13,11 +13,12 @@ A main thread that is off the CPU without queueing for one slept, or something e
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hindmost_judge.blocks import Blocks, CpuBinding
 from hindmost_judge.stats.robust import (
     ENOUGH_STEPS,
     MAD_TO_SIGMA,
@@ -28,12 +29,7 @@ from hindmost_judge.stats.robust import (
     others_level,
     peers_median,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from hindmost_judge.blocks import Blocks, CpuBinding
-    from hindmost_judge.types import Array, Floats, Ints
+from hindmost_judge.types import Array, Floats, Ints
 
 
 @dataclass(frozen=True)

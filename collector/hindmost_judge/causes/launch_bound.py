@@ -22,11 +22,12 @@ ranks is found here for those that gather parameters, pass on micro-batches, or 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from hindmost_judge.model import has_launches
+from hindmost_judge.blocks import Blocks
+from hindmost_judge.model import Run, Table, has_launches
 from hindmost_judge.stats import segmentation
 from hindmost_judge.stats.robust import (
     SAMPLE,
@@ -42,11 +43,7 @@ from hindmost_judge.stats.robust import (
 )
 from hindmost_judge.timeline import cohorts
 from hindmost_judge.timeline.overlap import waits_for_each
-
-if TYPE_CHECKING:
-    from hindmost_judge.blocks import Blocks
-    from hindmost_judge.model import Run, Table
-    from hindmost_judge.types import Array, Floats, Ints
+from hindmost_judge.types import Array, Floats, Ints
 
 #: Most work queued at a step's end on a launch-bound GPU; a busy GPU has 0.5 or more (of the step).
 HOST_BOUND_QUEUED = 0.25

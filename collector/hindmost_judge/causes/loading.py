@@ -9,27 +9,22 @@ still works on what was queued before, the host fetches meanwhile, and slow inpu
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_judge.causes.table import MEASURES
+from hindmost_judge.blocks import Blocks, Slowdown
+from hindmost_judge.causes.table import MEASURES, Cause
 from hindmost_judge.causes.telemetry import scattered
+from hindmost_judge.settings import Settings
 from hindmost_judge.stats.robust import average, lower_median, mean, median, or_zero, peers_median
 from hindmost_judge.timeline import cohorts
+from hindmost_judge.types import Array, Floats, Ints
+from hindmost_judge.verdict.schema import Verdict
 from hindmost_judge.verdict.wording import ms, names
 from hindmost_judge.whatif import savings
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from hindmost_judge.blocks import Blocks, Slowdown
-    from hindmost_judge.causes.table import Cause
-    from hindmost_judge.settings import Settings
-    from hindmost_judge.types import Array, Floats, Ints
-    from hindmost_judge.verdict.schema import Verdict
 
 #: The least mean number of descendants of a rank that loads by workers.
 _WORKERS = 0.5

@@ -7,17 +7,13 @@ A GPU at its power limit lowers its clock for more work too, as its peers do: th
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
+from hindmost_judge.blocks import Blocks
 from hindmost_judge.causes.telemetry import SLOWING_REASONS
+from hindmost_judge.settings import Settings
 from hindmost_judge.stats.robust import average, median, others_level
-
-if TYPE_CHECKING:
-    from hindmost_judge.blocks import Blocks
-    from hindmost_judge.settings import Settings
-    from hindmost_judge.types import Array, Floats
+from hindmost_judge.types import Array, Floats
 
 #: Memory of other processes on a rank's GPU, above its peers; a driver context alone takes less (MB).
 _FOREIGN_MEMORY_MB = 600.0

@@ -6,24 +6,20 @@ not says nothing of the time between samples. So a stop lasted at least from its
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hindmost_judge.blocks import Blocks
 from hindmost_judge.causes.telemetry import Metrics
+from hindmost_judge.model import Run
+from hindmost_judge.settings import Settings
 from hindmost_judge.stats import recurring_events
 from hindmost_judge.stats.robust import median, peers_median
+from hindmost_judge.types import Array
 from hindmost_judge.verdict import wording
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from hindmost_judge.blocks import Blocks
-    from hindmost_judge.model import Run
-    from hindmost_judge.settings import Settings
-    from hindmost_judge.types import Array
-    from hindmost_judge.verdict.schema import Stall, Verdict
+from hindmost_judge.verdict.schema import Stall, Verdict
 
 METRIC = "hindmost_process_stopped"
 #: A stop accounts for a wait from this share of it on.

@@ -8,21 +8,18 @@ reads from disk as it would have to.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hindmost_judge.blocks import Blocks
 from hindmost_judge.causes import cpu_wait, launch_bound, slow_computing
 from hindmost_judge.causes.launch_bound import CLOCKS_NS, feeds
 from hindmost_judge.causes.telemetry import scattered
 from hindmost_judge.model import OTHER
+from hindmost_judge.settings import Settings
 from hindmost_judge.stats.robust import average, median, or_zero, others_level
 from hindmost_judge.timeline import build_blocks, cohorts, matching
-
-if TYPE_CHECKING:
-    from hindmost_judge.blocks import Blocks
-    from hindmost_judge.settings import Settings
-    from hindmost_judge.types import Array, Floats
+from hindmost_judge.types import Array, Floats
 
 #: The most that overlap may hide: forward and the start of backward, a third of computing, stay visible (times the
 #: visible delay).

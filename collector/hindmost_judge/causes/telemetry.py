@@ -9,19 +9,16 @@ from __future__ import annotations
 import copy
 import json
 import weakref
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from hindmost_judge.encoding import codes
 from hindmost_judge.model import Run, rows
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from hindmost_judge.types import Array, Floats, Ints
+from hindmost_judge.types import Array, Floats, Ints
 
 #: NVML's reason for the clocks of a GPU at its power cap.
 POWER_CAP = 0x4

@@ -13,27 +13,23 @@ to compute; in a step with more work that is scaled by what most of its interval
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
+from hindmost_judge.blocks import Blocks, Slowdown
 from hindmost_judge.causes import backward, slow_computing, table
 from hindmost_judge.causes.slow_computing import COMPUTE_CAUSES
 from hindmost_judge.causes.table import Cause, typical
 from hindmost_judge.detect import nested_segments
 from hindmost_judge.graph.host_paced import of_phase
+from hindmost_judge.settings import Settings
 from hindmost_judge.stats.robust import ENOUGH_STEPS, SAMPLE, median, or_zero, peers_median, standard_error, with_peers
-from hindmost_judge.timeline.matching import QUEUED_NS
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from hindmost_judge.blocks import Blocks, Slowdown
-    from hindmost_judge.settings import Settings
-    from hindmost_judge.timeline.matching import Grid
-    from hindmost_judge.types import Floats, Ints
+from hindmost_judge.timeline.matching import QUEUED_NS, Grid
+from hindmost_judge.types import Floats, Ints
 
 #: Phases of the host, of which the GPU's queue may hide a part.
 _HIDDEN = ("input", "h2d")

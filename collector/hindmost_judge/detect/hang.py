@@ -11,23 +11,18 @@ without a hang.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hindmost_judge.blocks import Blocks
 from hindmost_judge.detect.wait_for_graph import Edge, Way, walk
 from hindmost_judge.encoding import codes
-from hindmost_judge.model import ANY_PEER, ERROR, SENDS, UNMEASURED, Job, Run, has_launches, rows
+from hindmost_judge.model import ANY_PEER, ERROR, SENDS, UNMEASURED, Job, Run, Table, has_launches, rows
+from hindmost_judge.settings import Settings
 from hindmost_judge.timeline.phases import training
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from hindmost_judge.blocks import Blocks
-    from hindmost_judge.model import Table
-    from hindmost_judge.settings import Settings
-    from hindmost_judge.types import Array, Ints
+from hindmost_judge.types import Array, Ints
 
 #: Places at which all members ran one operation before; then sequence numbers mean the same on all of them (places).
 _DESYNC_AGREED = 10

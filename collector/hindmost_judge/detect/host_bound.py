@@ -10,11 +10,9 @@ it, each independent of the other: forward takes the host as long as the GPU, an
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
-from hindmost_judge.blocks import HostBound
+from hindmost_judge.blocks import Blocks, HostBound
 from hindmost_judge.causes.launch_bound import (
     HOST_BOUND_IN_STEP,
     HOST_BOUND_LAUNCHING,
@@ -22,17 +20,13 @@ from hindmost_judge.causes.launch_bound import (
     launching_share,
     queued_share,
 )
-from hindmost_judge.detect import register
+from hindmost_judge.detect import Case, register
+from hindmost_judge.settings import Settings
 from hindmost_judge.stats.robust import median
+from hindmost_judge.types import Array, Floats
+from hindmost_judge.verdict.schema import Verdict
 from hindmost_judge.verdict.whole_job import of_hosts
 from hindmost_judge.whatif import savings
-
-if TYPE_CHECKING:
-    from hindmost_judge.blocks import Blocks
-    from hindmost_judge.detect import Case
-    from hindmost_judge.settings import Settings
-    from hindmost_judge.types import Array, Floats
-    from hindmost_judge.verdict.schema import Verdict
 
 #: A GPU clock is up to 3 ms off its host's, which hides what was queued; shorter steps need both
 #: ``HOST_BOUND_IN_STEP`` and ``_HOST_BOUND_BUSY`` (ms).

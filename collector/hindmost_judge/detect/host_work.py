@@ -6,22 +6,18 @@ The test is on self time, never on who waits for whom: a host that arrives late 
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 
-from hindmost_judge.blocks import Slowdown
+from hindmost_judge.blocks import Blocks, Slowdown
 from hindmost_judge.detect.nested_segments import lasts
 from hindmost_judge.graph.self_time import pace_of_peers
+from hindmost_judge.settings import Settings
 from hindmost_judge.stats import segmentation
 from hindmost_judge.stats.robust import FEW_RANKS, median, spread
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from hindmost_judge.blocks import Blocks
-    from hindmost_judge.settings import Settings
-    from hindmost_judge.types import Floats, Ints, Lanes
+from hindmost_judge.types import Floats, Ints, Lanes
 
 #: Phases that are waiting, whatever is left of it.
 _WAITS = ("sync", "device_wait")

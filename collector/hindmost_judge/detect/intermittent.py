@@ -9,26 +9,21 @@ Stalls spread over ranks at random would not hit the same ranks as often: that i
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import comb
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_judge.blocks import Stalls
+from hindmost_judge.blocks import Blocks, Slowdown, Stalls
 from hindmost_judge.causes import loading, stopped
+from hindmost_judge.settings import Settings
 from hindmost_judge.stats import recurring_events
 from hindmost_judge.stats.recurring_events import tail
 from hindmost_judge.stats.robust import MAD_TO_SIGMA, median, or_zero
 from hindmost_judge.timeline import cohorts
 from hindmost_judge.timeline.cohorts import behind_early_ranks
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from hindmost_judge.blocks import Blocks, Slowdown
-    from hindmost_judge.settings import Settings
-    from hindmost_judge.types import Array, Floats, Ints
+from hindmost_judge.types import Array, Floats, Ints
 
 
 def find(blocks: Blocks, settings: Settings, slowdowns: Sequence[Slowdown] = ()) -> list[Stalls]:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hindmost_judge.settings import Settings
 from hindmost_judge.stats.robust import (
     MAD_TO_SIGMA,
     block_medians,
@@ -22,12 +23,7 @@ from hindmost_judge.stats.robust import (
     standard_error,
     time_blocks,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from hindmost_judge.settings import Settings
-    from hindmost_judge.types import Floats
+from hindmost_judge.types import Floats
 
 #: A segment against as many steps on each side; a high bar, since it is the highest of very many (standard
 #: deviations).

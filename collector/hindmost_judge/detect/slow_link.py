@@ -9,29 +9,23 @@ stage may, is also compared with its own past. By what steps became longer while
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_judge.blocks import SlowLink
+from hindmost_judge.blocks import Blocks, SlowLink
 from hindmost_judge.causes import cpu_wait
-from hindmost_judge.detect import register
+from hindmost_judge.detect import Case, register
 from hindmost_judge.detect.nested_segments import is_persistent, main_segment, only_inside, segment_edges, together
+from hindmost_judge.settings import Settings
 from hindmost_judge.stats.robust import median, peers_median, standard_error, sums_by_step
 from hindmost_judge.timeline.matching import shortest
+from hindmost_judge.types import Floats, Ints
+from hindmost_judge.verdict.schema import Verdict
 from hindmost_judge.verdict.slow_ranks import of_links
 from hindmost_judge.whatif import pipeline_replay
 from hindmost_judge.whatif.savings import others_grew
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from hindmost_judge.blocks import Blocks
-    from hindmost_judge.detect import Case
-    from hindmost_judge.settings import Settings
-    from hindmost_judge.types import Floats, Ints
-    from hindmost_judge.verdict.schema import Verdict
 
 #: By how much steps must be longer, besides `min_z` for the transfers (standard errors).
 _NETWORK_Z = 3.0

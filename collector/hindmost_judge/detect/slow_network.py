@@ -13,31 +13,24 @@ today's transfers are compared with what they took before.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Collection
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_judge.blocks import SlowNetwork
+from hindmost_judge.blocks import Blocks, SlowNetwork
 from hindmost_judge.causes import cpu_wait
-from hindmost_judge.detect import register
+from hindmost_judge.detect import Case, register
 from hindmost_judge.detect.nested_segments import main_segment, only_inside, segment_edges
 from hindmost_judge.detect.slow_link import lengthened, others
-from hindmost_judge.model import Past
+from hindmost_judge.model import Past, Run
+from hindmost_judge.settings import Settings
 from hindmost_judge.stats.robust import block_medians, median, or_zero
 from hindmost_judge.timeline.matching import shortest
+from hindmost_judge.types import Floats, Ints
+from hindmost_judge.verdict.schema import Verdict
 from hindmost_judge.verdict.slow_ranks import of_network
 from hindmost_judge.whatif import savings
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
-
-    from hindmost_judge.blocks import Blocks
-    from hindmost_judge.detect import Case
-    from hindmost_judge.model import Run
-    from hindmost_judge.settings import Settings
-    from hindmost_judge.types import Floats, Ints
-    from hindmost_judge.verdict.schema import Verdict
 
 #: Difference in operations per step; a step is cut off at the ends, and a larger one is other work (of a step's
 #: operations).

@@ -11,17 +11,18 @@ not, the two are set against it.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import exp, lgamma, log
 from statistics import NormalDist
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_judge.blocks import Slowdown
+from hindmost_judge.blocks import Blocks, Slowdown
 from hindmost_judge.causes import launch_bound, stopped, table, why_late
 from hindmost_judge.detect import nested_segments
 from hindmost_judge.detect.nested_segments import SHORTEST, Layer
+from hindmost_judge.settings import Settings
 from hindmost_judge.stats.robust import (
     FEW_RANKS,
     MAD_TO_SIGMA,
@@ -35,13 +36,7 @@ from hindmost_judge.stats.robust import (
     standard_error,
 )
 from hindmost_judge.timeline import cohorts, pipelined
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from hindmost_judge.blocks import Blocks
-    from hindmost_judge.settings import Settings
-    from hindmost_judge.types import Floats, Ints
+from hindmost_judge.types import Floats, Ints
 
 
 @dataclass(frozen=True)

@@ -7,25 +7,20 @@ all else does.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_judge.blocks import Uneven
+from hindmost_judge.blocks import Blocks, Slowdown, Uneven
 from hindmost_judge.causes import launch_bound
-from hindmost_judge.detect import register
+from hindmost_judge.detect import Case, register
+from hindmost_judge.settings import Settings
 from hindmost_judge.stats.robust import MAD_TO_SIGMA, alike, median, median_error, or_zero, peers_median, standard_error
 from hindmost_judge.timeline.cohorts import beyond_peers
+from hindmost_judge.types import Floats, Ints
+from hindmost_judge.verdict.schema import Verdict
 from hindmost_judge.verdict.whole_job import of_uneven
 from hindmost_judge.whatif import hidden_delay, savings
 from hindmost_judge.whatif.savings import imbalance_cost, step_delay
-
-if TYPE_CHECKING:
-    from hindmost_judge.blocks import Blocks, Slowdown
-    from hindmost_judge.detect import Case
-    from hindmost_judge.settings import Settings
-    from hindmost_judge.types import Floats, Ints
-    from hindmost_judge.verdict.schema import Verdict
 
 #: Share of the delays that the work must explain; with less, most of the delay has another cause (of the variance).
 _MIN_UNEVEN_EXPLAINED = 0.5

@@ -5,25 +5,19 @@ Uneven work and a slow stage look alike in time, so no rank is named. Only the o
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Collection
 
 import numpy as np
 
-from hindmost_judge.blocks import UnevenStages
-from hindmost_judge.detect import register
+from hindmost_judge.blocks import Blocks, UnevenStages
+from hindmost_judge.detect import Case, register
 from hindmost_judge.detect.nested_segments import is_persistent, main_segment, together
+from hindmost_judge.settings import Settings
 from hindmost_judge.stats.robust import lower_median, median, or_zero
 from hindmost_judge.timeline.pipelined import OF_HOST
+from hindmost_judge.types import Array, Floats, Ints
+from hindmost_judge.verdict.schema import Verdict
 from hindmost_judge.verdict.whole_job import of_stages
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
-
-    from hindmost_judge.blocks import Blocks
-    from hindmost_judge.detect import Case
-    from hindmost_judge.settings import Settings
-    from hindmost_judge.types import Array, Floats, Ints
-    from hindmost_judge.verdict.schema import Verdict
 
 
 @register(after=["slow_link"])  # ranks behind a slow link are left aside

@@ -8,24 +8,19 @@ look like a rank that stalls now and then, and the typical step like one without
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hindmost_judge.blocks import Blocks
 from hindmost_judge.encoding import columns_that_fill
 from hindmost_judge.graph.self_time import build_lanes, pace_of_peers, paced_by_hosts, with_unmarked_work
-from hindmost_judge.model import OTHER
+from hindmost_judge.model import OTHER, Run
 from hindmost_judge.stats import segmentation
 from hindmost_judge.stats.robust import average, lower_median, median, or_zero, peers_median, quantile
 from hindmost_judge.timeline import phases
 from hindmost_judge.timeline.overlap import ahead_of_host
-from hindmost_judge.types import Timeline
+from hindmost_judge.types import Floats, Lanes, Timeline
 from hindmost_judge.whatif import savings
-
-if TYPE_CHECKING:
-    from hindmost_judge.blocks import Blocks
-    from hindmost_judge.model import Run
-    from hindmost_judge.types import Floats, Lanes
 
 #: Marks of a host and of its GPU may be so many ns apart: clocks differ by 0.5 to 3 ms, and collectives are launched
 #: before the phase ends in which they are.

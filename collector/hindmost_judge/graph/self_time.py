@@ -13,17 +13,13 @@ Its likely value is that of steps without a wait, of the same rank or else of it
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hindmost_judge.model import OTHER
 from hindmost_judge.stats import segmentation
 from hindmost_judge.stats.robust import FEW_RANKS, median, of_cohorts, or_zero, others_median, percentile, quantile
-from hindmost_judge.types import HostWait, Lanes
-
-if TYPE_CHECKING:
-    from hindmost_judge.types import Bools, Floats, Ints, Timeline
+from hindmost_judge.types import Bools, Floats, HostWait, Ints, Lanes, Timeline
 
 #: Hosts set the pace if the host that comes last works for this share of the steps …
 _HOST_SHARE = 0.75

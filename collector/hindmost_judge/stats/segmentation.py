@@ -8,14 +8,11 @@ the next, so that a change of the level counts once.
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hindmost_judge.stats.robust import MAD_TO_SIGMA
-
-if TYPE_CHECKING:
-    from hindmost_judge.types import Floats, Ints
+from hindmost_judge.types import Floats, Ints
 
 #: Steps around one that tell whether it is a stall; a change shows in most of them.
 _NEIGHBOURS = 9

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -11,18 +10,16 @@ from hindmost_judge.blocks import Blocks
 from hindmost_judge.causes.telemetry import Samples
 from hindmost_judge.encoding import columns_that_fill, distinct_integers
 from hindmost_judge.model import Job, Run, Table, rows
+from hindmost_judge.settings import Settings
 from hindmost_judge.stats.robust import SAMPLE, median, or_zero, peers_median, sums_by_step
 from hindmost_judge.timeline import cohorts, matching, phases, pipelined, steps
 from hindmost_judge.timeline.cohorts import that_meet
 from hindmost_judge.timeline.collective_calls import SAMPLED_FROM_NS
 from hindmost_judge.timeline.exchanges import with_exchanges_joined
+from hindmost_judge.timeline.matching import Grid
 from hindmost_judge.timeline.messages import schedule_of, with_gathers_joined
 from hindmost_judge.timeline.overlap import delay_by_round, is_overlapped
-
-if TYPE_CHECKING:
-    from hindmost_judge.settings import Settings
-    from hindmost_judge.timeline.matching import Grid
-    from hindmost_judge.types import Array, Floats, Ints
+from hindmost_judge.types import Array, Floats, Ints
 
 
 def build(run: Run, settings: Settings) -> Blocks | None:

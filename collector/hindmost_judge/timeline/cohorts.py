@@ -10,16 +10,11 @@ that median is late itself, ranks on time seem ahead, and late ones on time: the
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from hindmost_judge.stats.robust import median, of_cohorts, peers_median, sums_by_step
-from hindmost_judge.timeline.matching import QUEUED_NS
-
-if TYPE_CHECKING:
-    from hindmost_judge.timeline.matching import Grid
-    from hindmost_judge.types import Floats, Ints
+from hindmost_judge.timeline.matching import QUEUED_NS, Grid
+from hindmost_judge.types import Floats, Ints
 
 #: Groups do the same work if their fastest members differ by less than this share of their self time.
 _SAME_PACE = 0.03

@@ -12,20 +12,15 @@ An operation's name says whether it is synchronising. Three kinds of calls need 
 from __future__ import annotations
 
 import heapq
+from collections.abc import Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hindmost_judge.encoding import chosen, factorize
-from hindmost_judge.model import ERROR, NONBLOCKING, UNMEASURED
+from hindmost_judge.model import ERROR, NONBLOCKING, UNMEASURED, Table
 from hindmost_judge.stats.robust import or_zero
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from hindmost_judge.model import Table
-    from hindmost_judge.types import Array, Floats, Ints
+from hindmost_judge.types import Array, Floats, Ints
 
 #: The messages of a step with all neighbours, as one operation.
 EXCHANGE = "exchange"

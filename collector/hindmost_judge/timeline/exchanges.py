@@ -11,7 +11,7 @@ others make of their message: that is by design, and no rank is late for it.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,9 +21,7 @@ from hindmost_judge.stats.robust import median
 from hindmost_judge.timeline import steps
 from hindmost_judge.timeline.collective_calls import EXCHANGE, OWN, sums
 from hindmost_judge.timeline.messages import have_peers, job_ranks
-
-if TYPE_CHECKING:
-    from hindmost_judge.types import Floats, Ints
+from hindmost_judge.types import Floats, Ints
 
 #: The rank that has made the fewest steps has made at least this share of the most: others do not wait for it else.
 _TOGETHER = 0.9

@@ -16,10 +16,11 @@ little about what each of them ran before.
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -38,11 +39,7 @@ from hindmost_judge.timeline.collective_calls import (
     with_their_waits,
     without_single_members,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from hindmost_judge.types import Array, Floats, Ints
+from hindmost_judge.types import Array, Floats, Ints
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,11 +21,8 @@ from hindmost_judge.encoding import codes
 from hindmost_judge.model import ERROR, GPU_TIME, NONBLOCKING, UNMEASURED, Run, Table, rows
 from hindmost_judge.stats.robust import median
 from hindmost_judge.timeline.collective_calls import OWN, is_synchronising, sums
-from hindmost_judge.timeline.matching import QUEUED_NS
-
-if TYPE_CHECKING:
-    from hindmost_judge.timeline.matching import Grid
-    from hindmost_judge.types import Array, Floats, Ints
+from hindmost_judge.timeline.matching import QUEUED_NS, Grid
+from hindmost_judge.types import Array, Floats, Ints
 
 #: Share of the steps in which all ranks must have done the same for that to be the job's schedule.
 _ALIKE = 0.8

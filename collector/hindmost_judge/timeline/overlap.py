@@ -10,16 +10,11 @@ next, against the usual time there, shows it as far as the others waited meanwhi
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from hindmost_judge.stats.robust import FEW_RANKS, MAD_TO_SIGMA, median, or_zero, peers_median, quantile, spread
-from hindmost_judge.timeline.matching import QUEUED_NS, traded
-
-if TYPE_CHECKING:
-    from hindmost_judge.timeline.matching import Grid
-    from hindmost_judge.types import Array, Floats, Ints
+from hindmost_judge.timeline.matching import QUEUED_NS, Grid, traded
+from hindmost_judge.types import Array, Floats, Ints
 
 
 def is_overlapped(joined: Grid, self_time: Floats, step_of: Ints, starts: Ints, work: Floats | None) -> bool:

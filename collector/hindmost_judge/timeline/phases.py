@@ -9,18 +9,14 @@ longer is longer by any amount, regardless of others' idle time.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
 from hindmost_judge.encoding import chosen, codes, is_constant
 from hindmost_judge.model import AMOUNTS, OTHER, PHASES, Table, rows
 from hindmost_judge.stats.robust import median, or_zero
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from hindmost_judge.types import Array, Floats, Ints
+from hindmost_judge.types import Array, Floats, Ints
 
 #: Phases in which a rank may sit waiting for others without saying so: no sign of its own slowness.
 _MAY_WAIT = {"backward", "sync", "device_wait", "device_copy", "gpu_backward"}

@@ -8,22 +8,18 @@ queued throughout, the GPU waited for its host for the difference. That is no wo
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hindmost_judge.blocks import Blocks
+from hindmost_judge.model import Run
 from hindmost_judge.stats.robust import median, or_zero, peers_median
 from hindmost_judge.timeline.cohorts import beyond_peers
-from hindmost_judge.timeline.messages import RECEIVE, schedule_of_transfers
+from hindmost_judge.timeline.matching import Grid
+from hindmost_judge.timeline.messages import RECEIVE, Schedule, schedule_of_transfers
+from hindmost_judge.types import Array, Floats, Ints
 from hindmost_judge.whatif import pipeline_replay
-
-if TYPE_CHECKING:
-    from hindmost_judge.blocks import Blocks
-    from hindmost_judge.model import Run
-    from hindmost_judge.timeline.matching import Grid
-    from hindmost_judge.timeline.messages import Schedule
-    from hindmost_judge.types import Array, Floats, Ints
-    from hindmost_judge.whatif.pipeline_replay import PipelineGraph
+from hindmost_judge.whatif.pipeline_replay import PipelineGraph
 
 
 def left(before: Grid) -> Floats:

@@ -13,25 +13,21 @@ processes make a new start. Where those that were there go on with others, or wi
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from hindmost_judge import encoding
+from hindmost_judge.blocks import Blocks
 from hindmost_judge.encoding import distinct_integers
-from hindmost_judge.model import RUNNING, Incarnation, Run, rows
+from hindmost_judge.model import RUNNING, Incarnation, Run, Table, rows
+from hindmost_judge.settings import Settings
 from hindmost_judge.stats.robust import median
+from hindmost_judge.types import Array, Ints
 from hindmost_judge.verdict.wording import names
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from hindmost_judge.blocks import Blocks
-    from hindmost_judge.model import Table
-    from hindmost_judge.settings import Settings
-    from hindmost_judge.types import Array, Ints
 
 #: Tables whose rows are a rank's own, and so go with its group.
 _OF_RANKS = ("ranks", "steps", "collectives", "communicators", "intervals", "in_flight", "stacks", "rank_states")

@@ -13,19 +13,16 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from hindmost_judge.model import PROFILED, UNMEASURED, Counted, Table, rows
+from hindmost_judge.blocks import Blocks
+from hindmost_judge.model import PROFILED, UNMEASURED, Counted, Run, Table, rows
+from hindmost_judge.settings import Settings
 from hindmost_judge.stats.robust import median, or_zero
-
-if TYPE_CHECKING:
-    from hindmost_judge.blocks import Blocks
-    from hindmost_judge.model import Run
-    from hindmost_judge.settings import Settings
-    from hindmost_judge.timeline.matching import Grid
-    from hindmost_judge.types import Array, Floats, Ints
+from hindmost_judge.timeline.matching import Grid
+from hindmost_judge.types import Array, Floats, Ints
 
 #: Longer steps at the start are warm-up: allocation, autotuning, file caches (times the median step).
 _WARMUP_RATIO = 1.5

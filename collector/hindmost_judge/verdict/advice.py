@@ -6,11 +6,12 @@ A job without GPUs gets no advice about GPUs, one whose processes are not Python
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hindmost_judge.blocks import CpuBinding
 from hindmost_judge.causes import cpu_wait
 from hindmost_judge.job_command import (
     ACCELERATE,
@@ -22,15 +23,9 @@ from hindmost_judge.job_command import (
     program_name,
     split,
 )
-from hindmost_judge.model import GPU_TIME, Job, rows
+from hindmost_judge.model import GPU_TIME, Job, Run, rows
+from hindmost_judge.verdict.schema import Verdict
 from hindmost_judge.verdict.wording import attach, names
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from hindmost_judge.blocks import CpuBinding
-    from hindmost_judge.model import Run
-    from hindmost_judge.verdict.schema import Verdict
 
 #: Nodes, and processes, that an advice lists.
 _NAMED, _PIDS = 4, 4

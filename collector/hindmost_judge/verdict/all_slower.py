@@ -7,24 +7,20 @@ become fast.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hindmost_judge.blocks import Blocks
 from hindmost_judge.detect import straggler
+from hindmost_judge.settings import Settings
 from hindmost_judge.stats.robust import ENOUGH_STEPS, median
+from hindmost_judge.types import Floats
 from hindmost_judge.verdict.schema import STOPS, UNSURE, Slowed, Verdict
 from hindmost_judge.verdict.whole_job import costing, until
 from hindmost_judge.verdict.wording import called, duration, ms, names, percent
 from hindmost_judge.whatif import savings
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from hindmost_judge.blocks import Blocks
-    from hindmost_judge.settings import Settings
-    from hindmost_judge.types import Floats
 
 #: A change of less of a step is within what clocks and temperature do to any job.
 _STEPS_LONGER = 0.05

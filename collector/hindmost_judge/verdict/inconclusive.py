@@ -11,32 +11,27 @@ steps, it lies anywhere among these. A rank that is named in no step that was re
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hindmost_judge import job_command
+from hindmost_judge.blocks import Blocks
 from hindmost_judge.detect import hang
 from hindmost_judge.encoding import codes
 from hindmost_judge.job_command import script, split
 from hindmost_judge.model import AMOUNTS, ERROR, NONBLOCKING, PHASES, Job, Run, rows
+from hindmost_judge.settings import Settings
 from hindmost_judge.stats.robust import median, or_zero
 from hindmost_judge.timeline import build_blocks, matching, phases
 from hindmost_judge.timeline.collective_calls import is_synchronising
+from hindmost_judge.types import Array
 from hindmost_judge.verdict import missing_ranks
 from hindmost_judge.verdict.advice import by_torch, in_python
-from hindmost_judge.verdict.schema import STOPS, insufficient
+from hindmost_judge.verdict.schema import STOPS, Verdict, insufficient
 from hindmost_judge.verdict.wording import ALONE, OLDER, ONE_ANSWER, attach, ms, names, percent
 from hindmost_judge.whatif import savings
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from hindmost_judge.blocks import Blocks
-    from hindmost_judge.settings import Settings
-    from hindmost_judge.types import Array
-    from hindmost_judge.verdict.schema import Verdict
 
 
 def no_measure(blocks: Blocks) -> Verdict:

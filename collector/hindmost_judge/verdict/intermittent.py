@@ -2,33 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hindmost_judge.blocks import Blocks, Slowdown, Stalls
 from hindmost_judge.causes import cpu_wait, table
+from hindmost_judge.causes.table import Cause
+from hindmost_judge.settings import Settings
 from hindmost_judge.stats.robust import average, or_zero
 from hindmost_judge.timeline.cohorts import behind_early_ranks
+from hindmost_judge.types import Floats, Ints
 from hindmost_judge.verdict import wording
 from hindmost_judge.verdict.advice import ON_HOST
+from hindmost_judge.verdict.schema import Verdict
 from hindmost_judge.verdict.whole_job import costing
 from hindmost_judge.whatif import savings
 from hindmost_judge.whatif.hidden_delay import as_seen, stalls_beyond
 from hindmost_judge.whatif.savings import BY_ITSELF, imbalance_cost, stall_saving, without_slowdowns, without_stalls
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from hindmost_judge.blocks import Blocks, Slowdown, Stalls
-    from hindmost_judge.causes.table import Cause
-    from hindmost_judge.settings import Settings
-    from hindmost_judge.types import Floats, Ints
-    from hindmost_judge.verdict.schema import Verdict
-
-    #: [S] ns that the repair of these rows in these steps saves.
-    Saving = Callable[[Blocks, Sequence[int], Ints], Floats]
-
+#: [S] ns that the repair of these rows in these steps saves.
+Saving = Callable[[Blocks, Sequence[int], Ints], Floats]
 #: Reasons for longer computing, which differ in what the typical rank does meanwhile.
 _OF_GPU = ("compute", "gpu_throttle", "gpu_contention", "workload")
 #: Ranks stall together that share so much of the steps in which either does.

@@ -13,27 +13,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hindmost_judge.blocks import Blocks
 from hindmost_judge.encoding import codes, factorize
 from hindmost_judge.model import COLLECTIVES, Job, Run, Unrecorded, empty, rows, without_waits
 from hindmost_judge.stats.robust import lower_median, median
 from hindmost_judge.timeline import build_blocks, matching
 from hindmost_judge.timeline.separate_jobs import run_of_ranks
-from hindmost_judge.verdict.schema import CAUSES, STOPS, Report, Verdict, insufficient
+from hindmost_judge.types import Array, Floats, Ints
+from hindmost_judge.verdict.schema import CAUSES, STOPS, RankRow, Report, Verdict, insufficient
 from hindmost_judge.verdict.summary import RankRows
 from hindmost_judge.verdict.wording import ms, names, percent
 from hindmost_judge.whatif import savings
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from hindmost_judge.blocks import Blocks
-    from hindmost_judge.types import Array, Floats, Ints
-    from hindmost_judge.verdict.schema import RankRow, Report, Verdict
 
 #: Ranks that wait at once for this share of the time wait for a missing rank. Without late ranks, transfers alone
 #: scatter by up to 0.025; a rank that costs 3 % of the step made it 0.1.

@@ -8,14 +8,19 @@ neither ran nor queued is sleep, or blocking; a thread of its process that it wa
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hindmost_judge.blocks import Blocks, CpuBinding, Sharing, Slowdown, Stalls
 from hindmost_judge.causes import cpu_sharing, cpu_wait, table
 from hindmost_judge.detect import intermittent, straggler
+from hindmost_judge.model import Run
+from hindmost_judge.settings import Settings
 from hindmost_judge.stats.robust import average, mean, median, or_zero
+from hindmost_judge.types import Array, Floats, Ints
+from hindmost_judge.usage import CpuUse
 from hindmost_judge.verdict import advice, wording
 from hindmost_judge.verdict.intermittent import of_stalls
 from hindmost_judge.verdict.schema import Verdict
@@ -24,15 +29,6 @@ from hindmost_judge.verdict.whole_job import balanced, costing
 from hindmost_judge.verdict.wording import ms, names, telling_on_shared_cpus
 from hindmost_judge.whatif import savings
 from hindmost_judge.whatif.savings import BY_ITSELF, step_delay
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from hindmost_judge.blocks import Blocks, CpuBinding, Sharing, Slowdown, Stalls
-    from hindmost_judge.model import Run
-    from hindmost_judge.settings import Settings
-    from hindmost_judge.types import Array, Floats, Ints
-    from hindmost_judge.usage import CpuUse
 
 #: Extra CPU time against the cohort where ranks share CPUs; caches and clock rates alone make about 10 % (of the
 #: peers').

@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hindmost_judge.blocks import Blocks, Slowdown, SlowLink, SlowNetwork
 from hindmost_judge.causes import backward, cpu_wait, loading, why_late
 from hindmost_judge.causes.cpu_sharing import NEEDS
+from hindmost_judge.causes.table import Cause
 from hindmost_judge.detect import straggler
+from hindmost_judge.settings import Settings
 from hindmost_judge.stats.robust import median, peers_median
 from hindmost_judge.timeline import cohorts
+from hindmost_judge.types import Floats
 from hindmost_judge.verdict import wording
 from hindmost_judge.verdict.advice import ON_HOST
+from hindmost_judge.verdict.schema import Verdict
 from hindmost_judge.verdict.whole_job import costing
 from hindmost_judge.whatif import hidden_delay, savings
 from hindmost_judge.whatif.savings import BY_ITSELF, imbalance_cost, step_delay, without_slowdowns
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from hindmost_judge.blocks import Blocks, Slowdown, SlowLink, SlowNetwork
-    from hindmost_judge.causes.table import Cause
-    from hindmost_judge.settings import Settings
-    from hindmost_judge.types import Floats
-    from hindmost_judge.verdict.schema import Verdict
 
 
 def of_slowdowns(

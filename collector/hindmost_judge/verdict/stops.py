@@ -11,32 +11,26 @@ job does not mention such a stall, since no rank is persistently slow; the headl
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
+from hindmost_judge.blocks import Blocks
 from hindmost_judge.causes.stopped import during
 from hindmost_judge.causes.telemetry import Metrics
 from hindmost_judge.detect import hang
-from hindmost_judge.detect.hang import since_step
-from hindmost_judge.model import FINISHED, NONBLOCKING, PROFILED, VANISHED, Job, rows
+from hindmost_judge.detect.hang import Hang, Mismatch, since_step
+from hindmost_judge.model import FINISHED, NONBLOCKING, PROFILED, VANISHED, Job, Run, rows
+from hindmost_judge.settings import Settings
 from hindmost_judge.stats.robust import median
 from hindmost_judge.timeline.phases import training
-from hindmost_judge.types import UNREAD
+from hindmost_judge.types import UNREAD, Ints
 from hindmost_judge.verdict.advice import in_python, of_stopped, place, with_gpus
 from hindmost_judge.verdict.endings import RAISED, ended_by_launcher, last_words
 from hindmost_judge.verdict.schema import Stall, Verdict
 from hindmost_judge.verdict.wording import STALL, START_UP, attach, names, nodes_of, stopped, whole_nodes
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from hindmost_judge.blocks import Blocks
-    from hindmost_judge.detect.hang import Hang, Mismatch
-    from hindmost_judge.model import Run
-    from hindmost_judge.settings import Settings
-    from hindmost_judge.types import Ints
 
 
 def _of_hang(stop: Hang, run: Run, blocks: Blocks | None) -> Verdict:

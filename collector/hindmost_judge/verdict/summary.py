@@ -6,32 +6,27 @@ It also says why a rank that comes last is not named.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, overload
+from typing import Any, overload
 
 import numpy as np
 
 from hindmost_judge import communication
+from hindmost_judge.blocks import Blocks
 from hindmost_judge.causes import loading, table
 from hindmost_judge.encoding import codes, distinct_integers
 from hindmost_judge.model import OTHER, Run, rows
 from hindmost_judge.stats.robust import average, mean, median, or_zero, sums_by_step
 from hindmost_judge.timeline import phases
 from hindmost_judge.timeline.phases import phase_blocks, training, unnamed
+from hindmost_judge.types import Floats, Ints
 from hindmost_judge.verdict import endings
-from hindmost_judge.verdict.schema import JobSummary, PlainRows, RankRow, WhatIf
+from hindmost_judge.verdict.schema import JobSummary, PlainRows, RankRow, Verdict, WhatIf
 from hindmost_judge.verdict.wording import ms, percent
 from hindmost_judge.whatif import savings
 from hindmost_judge.whatif.waste import beyond, by_node
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from hindmost_judge.blocks import Blocks
-    from hindmost_judge.types import Floats, Ints
-    from hindmost_judge.verdict.schema import Verdict
 
 
 def job(run: Run, blocks: Blocks | None) -> JobSummary:

@@ -5,30 +5,25 @@ And what limits the typical step of a job.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from hindmost_judge import efficiency
+from hindmost_judge.blocks import Blocks, HostBound, Uneven, UnevenStages
 from hindmost_judge.causes import cpu_wait, loading
-from hindmost_judge.causes.loading import input_share
+from hindmost_judge.causes.loading import Loading, input_share
 from hindmost_judge.causes.telemetry import POWER_CAP
+from hindmost_judge.overview import Overview
+from hindmost_judge.settings import Settings
 from hindmost_judge.stats.robust import average, mean, median
-from hindmost_judge.usage import used_by_others
+from hindmost_judge.types import Ints
+from hindmost_judge.usage import CpuUse, used_by_others
 from hindmost_judge.verdict import wording
 from hindmost_judge.verdict.schema import UNSURE, StepLimit, Verdict
 from hindmost_judge.verdict.wording import ms, names, percent
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
-
-    from hindmost_judge.blocks import Blocks, HostBound, Uneven, UnevenStages
-    from hindmost_judge.causes.loading import Loading
-    from hindmost_judge.overview import Overview
-    from hindmost_judge.settings import Settings
-    from hindmost_judge.types import Ints
-    from hindmost_judge.usage import CpuUse
 
 #: Exposed transfers take this share of the typical step: the job is limited by communication (of the step).
 _BOUND_TRANSFER = 0.5

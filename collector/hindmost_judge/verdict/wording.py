@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from hindmost_judge.blocks import Blocks, Slowdown, SlowLink, SlowNetwork, Stalls
 from hindmost_judge.causes.cpu_sharing import NEEDS, OFF
-from hindmost_judge.causes.table import FILES, MEASURES, NOW_AND_THEN
-from hindmost_judge.model import OTHER
+from hindmost_judge.causes.table import FILES, MEASURES, NOW_AND_THEN, Cause
+from hindmost_judge.model import OTHER, Run
 from hindmost_judge.stats.robust import average, median, or_zero
-from hindmost_judge.usage import used_by_others
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from hindmost_judge.blocks import Blocks, Slowdown, SlowLink, SlowNetwork, Stalls
-    from hindmost_judge.causes.table import Cause
-    from hindmost_judge.model import Run
-    from hindmost_judge.types import Array, Ints
-    from hindmost_judge.usage import CpuUse
-    from hindmost_judge.whatif.savings import StepTimeChange
+from hindmost_judge.types import Array, Ints
+from hindmost_judge.usage import CpuUse, used_by_others
+from hindmost_judge.whatif.savings import StepTimeChange
 
 #: What stands for a value that was not measured.
 UNMEASURED = "\N{EN DASH}"

@@ -8,22 +8,17 @@ when it shows, and the noise of n times as much computing is larger by the root 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_judge.blocks import WorkDelay
+from hindmost_judge.blocks import Blocks, Slowdown, WorkDelay
+from hindmost_judge.settings import Settings
 from hindmost_judge.stats.robust import MAD_TO_SIGMA, median, median_error, or_zero, percentile
+from hindmost_judge.types import Floats, Ints
 from hindmost_judge.whatif import savings
 from hindmost_judge.whatif.savings import without_slowdowns
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from hindmost_judge.blocks import Blocks, Slowdown
-    from hindmost_judge.settings import Settings
-    from hindmost_judge.types import Floats, Ints
 
 #: Slopes tried, from the visible one to a whole step for one more step's work.
 _SLOPES = 40

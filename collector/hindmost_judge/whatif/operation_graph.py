@@ -9,28 +9,25 @@ workers as each computes longer than at the ideal; lost transfers belong to no w
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from hindmost_judge.detect.straggler import extreme
 from hindmost_judge.encoding import codes
+from hindmost_judge.model import Run, Table
+from hindmost_judge.settings import Settings
 from hindmost_judge.stats.robust import MAD_TO_SIGMA, median, median_error, spread
 from hindmost_judge.timeline.cohorts import beyond_peers, only_peers
+from hindmost_judge.types import Array, Floats, Ints
 from hindmost_judge.verdict import advice, summary
 from hindmost_judge.verdict.schema import RankRow, Report, Verdict, Waste, WhatIf
 from hindmost_judge.verdict.wording import against, ms, names, percent
 from hindmost_judge.whatif.pipeline_replay import Level, in_levels
 from hindmost_judge.whatif.waste import waste_rows
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from hindmost_judge.model import Run, Table
-    from hindmost_judge.settings import Settings
-    from hindmost_judge.types import Array, Floats, Ints
 
 _PAIRED = ("forward-send", "forward-recv", "backward-send", "backward-recv")
 _REPLICAS = ("grads-reduce-scatter", "params-all-gather")

@@ -7,9 +7,9 @@ last member has come. Replayed with other work, the same order gives the time th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,11 +17,7 @@ from hindmost_judge.encoding import ordinals
 from hindmost_judge.stats.robust import median, or_zero, peers_median
 from hindmost_judge.timeline.matching import TRADED, traded
 from hindmost_judge.timeline.messages import COLLECTIVE, RECEIVE, SEND, Schedule, fused_receives_in_full
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from hindmost_judge.types import Array, Floats, Ints
+from hindmost_judge.types import Array, Floats, Ints
 
 #: An operation was waited for if another follows within this time (ns) after its end.
 _SOON = 2_000.0

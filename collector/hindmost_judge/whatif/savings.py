@@ -12,21 +12,17 @@ Besides slow ranks all ranks may be slower together: that is what is left of ste
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hindmost_judge.blocks import Blocks, Slowdown
 from hindmost_judge.model import OTHER
 from hindmost_judge.stats.robust import ENOUGH_STEPS, alike, median, median_error, or_zero, peers_median
 from hindmost_judge.timeline import build_blocks
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from hindmost_judge.blocks import Blocks, Slowdown
-    from hindmost_judge.types import Array, Floats, Ints, Lanes
-    from hindmost_judge.verdict.schema import Verdict
+from hindmost_judge.types import Array, Floats, Ints, Lanes
+from hindmost_judge.verdict.schema import Verdict
 
 
 def without_slowdowns(blocks: Blocks, slowdowns: Sequence[Slowdown]) -> Floats:

@@ -8,28 +8,23 @@ by the script: they are removed from the delays, and their cost is reported.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
+from hindmost_judge.blocks import Blocks
 from hindmost_judge.encoding import is_constant
-from hindmost_judge.model import AMOUNTS, OTHER, PHASES, rows
+from hindmost_judge.model import AMOUNTS, OTHER, PHASES, Run, Table, rows
+from hindmost_judge.settings import Settings
 from hindmost_judge.stats.robust import average, lower_median, median, or_zero
+from hindmost_judge.types import Array, Floats, Ints
 from hindmost_judge.verdict import wording
-from hindmost_judge.verdict.schema import Waste, WasteRow
+from hindmost_judge.verdict.schema import Verdict, Waste, WasteRow, WhatIf
 from hindmost_judge.verdict.wording import names, percent
 from hindmost_judge.whatif import savings
 from hindmost_judge.whatif.savings import stall_saving
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from hindmost_judge.blocks import Blocks
-    from hindmost_judge.model import Run, Table
-    from hindmost_judge.settings import Settings
-    from hindmost_judge.types import Array, Floats, Ints
-    from hindmost_judge.verdict.schema import Verdict, WhatIf
 
 #: Verdicts on ranks that are not alike, or groups that are not; what holds all ranks back alike is no part of this.
 _KINDS = ("straggler", "intermittent", "uneven_workload", "slow_link")
