@@ -16,25 +16,20 @@ import pickle
 import pickletools
 import re
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from hindmost.errors import UsageError
 from hindmost_judge.model import NONBLOCKING, RUNNING, UNMEASURED, Job, Run, Table
+from hindmost_judge.types import Array
 
 from hindmost_collector.recordings import one_job
 from hindmost_collector.recordings.rank_mapping import ITEM_BYTES, ProcessGroup, memberships, rank_in_name
 from hindmost_collector.recordings.tables import concatenate, operation, table
-from hindmost_collector.recordings.trace_files import DamagedError, open_bytes, read_undamaged
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from hindmost_judge.types import Array
-
-    from hindmost_collector.recordings.trace_files import Sample
+from hindmost_collector.recordings.trace_files import DamagedError, Sample, open_bytes, read_undamaged
 
 #: Operations that a group's status stands for where a dump has no others: a rank runs no further ahead of its GPU.
 _MOST_OPEN = 1000

@@ -7,21 +7,17 @@ one had. Times are us from the start of the timeline; the operations that follow
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from hindmost.errors import UsageError
 from hindmost_judge.model import GPU_TIME, Job, Run, Table
 
 from hindmost_collector.recordings.tables import operation, table
-from hindmost_collector.recordings.trace_files import events, microseconds
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from hindmost_collector.recordings.trace_files import Sample
+from hindmost_collector.recordings.trace_files import Sample, events, microseconds
 
 NAME = "Horovod timelines"
 PRECEDENCE = 50

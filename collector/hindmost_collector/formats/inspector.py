@@ -10,8 +10,10 @@ from __future__ import annotations
 import io
 import json
 from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -19,6 +21,7 @@ import pyarrow.compute as pc
 import pyarrow.json as pa_json
 from hindmost.errors import UsageError
 from hindmost_judge.model import GPU_TIME, UNMEASURED, Job, Run, Table
+from hindmost_judge.types import Array
 
 from hindmost_collector.recordings import one_job
 from hindmost_collector.recordings.rank_mapping import (
@@ -31,15 +34,7 @@ from hindmost_collector.recordings.rank_mapping import (
     world_ranks,
 )
 from hindmost_collector.recordings.tables import operation, table
-from hindmost_collector.recordings.trace_files import DamagedError, lines, read_undamaged
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
-
-    from hindmost_judge.types import Array
-
-    from hindmost_collector.recordings.trace_files import Sample
+from hindmost_collector.recordings.trace_files import DamagedError, Sample, lines, read_undamaged
 
 NAME = "NCCL Inspector JSON lines"
 PRECEDENCE = 30

@@ -17,26 +17,27 @@ import re
 import zlib
 from array import array
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from hindmost.errors import UsageError
 from hindmost_judge.model import GPU_TIME, PROFILED, UNMEASURED, Job, Run, Table
+from hindmost_judge.types import Array
 
 from hindmost_collector.recordings import one_job
 from hindmost_collector.recordings.rank_mapping import ITEM_BYTES, ProcessGroup, memberships, rank_in_name
 from hindmost_collector.recordings.tables import concatenate, operation, table
-from hindmost_collector.recordings.trace_files import SAMPLE_BYTES, events, microseconds, open_bytes, read_undamaged
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from hindmost_judge.types import Array
-
-    from hindmost_collector.recordings.trace_files import Sample
-
+from hindmost_collector.recordings.trace_files import (
+    SAMPLE_BYTES,
+    Sample,
+    events,
+    microseconds,
+    open_bytes,
+    read_undamaged,
+)
 
 NAME = "PyTorch profiler (Kineto) Chrome traces"
 PRECEDENCE = 20

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -11,13 +13,7 @@ import pyarrow.csv as pa_csv
 from hindmost_judge.model import Job, Run, Table
 
 from hindmost_collector.recordings.tables import concatenate, table
-from hindmost_collector.recordings.trace_files import DamagedError, open_bytes, read_undamaged, sample
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from hindmost_collector.recordings.trace_files import Sample
+from hindmost_collector.recordings.trace_files import DamagedError, Sample, open_bytes, read_undamaged, sample
 
 NAME = "GPU samples (nvml.csv)"
 PRECEDENCE = 80

@@ -19,14 +19,17 @@ from __future__ import annotations
 
 import io
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import IO, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 from hindmost_judge.model import GPU_TIME, UNMEASURED, Job, Run, Table, rows
+from hindmost_judge.types import Array, Ints
 
 from hindmost_collector.recordings import one_job
 from hindmost_collector.recordings.rank_mapping import (
@@ -39,18 +42,10 @@ from hindmost_collector.recordings.rank_mapping import (
     world_ranks,
 )
 from hindmost_collector.recordings.tables import concatenate, operation, select, table
-from hindmost_collector.recordings.trace_files import DamagedError, open_bytes, read_undamaged
+from hindmost_collector.recordings.trace_files import DamagedError, Sample, open_bytes, read_undamaged
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-    from typing import IO
+Columns = Mapping[str, Array]
 
-    from hindmost_judge.types import Array, Ints
-
-    from hindmost_collector.recordings.trace_files import Sample
-
-    Columns = Mapping[str, Array]
 
 NAME = "NCCL profiler CSV (prof.PID.csv)"
 PRECEDENCE = 10

@@ -6,7 +6,8 @@ ranks that have launched more wait for the others.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 from hindmost_judge.model import RUNNING, UNMEASURED, Job, Run
@@ -14,12 +15,7 @@ from hindmost_judge.verdict.wording import ONE_ANSWER
 from hindmost_proto.ras import NAMES, Member, RasCommunicator, parse_answer
 
 from hindmost_collector.recordings.tables import table
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from hindmost_collector.recordings.trace_files import Sample
+from hindmost_collector.recordings.trace_files import Sample
 
 NAME = "NCCL RAS answers"
 PRECEDENCE = 40

@@ -8,23 +8,18 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from hindmost.errors import UsageError
 from hindmost_judge.model import UNMEASURED, Job, Run, Table
+from hindmost_judge.types import Array
 
 from hindmost_collector.recordings import one_job
 from hindmost_collector.recordings.tables import concatenate, table
-from hindmost_collector.recordings.trace_files import DamagedError, lines, read_undamaged
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from hindmost_judge.types import Array
-
-    from hindmost_collector.recordings.trace_files import Sample
+from hindmost_collector.recordings.trace_files import DamagedError, Sample, lines, read_undamaged
 
 NAME = "step times (steps.RANK.jsonl)"
 PRECEDENCE = 70

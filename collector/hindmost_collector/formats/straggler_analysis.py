@@ -8,7 +8,9 @@ tensor-parallel group: its ``rank`` is that of the group's first member.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -16,16 +18,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from hindmost.errors import UsageError
 from hindmost_judge.model import UNMEASURED, Job, Run, Table
+from hindmost_judge.types import Array
 
 from hindmost_collector.recordings.tables import table
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from hindmost_judge.types import Array
-
-    from hindmost_collector.recordings.trace_files import Sample
+from hindmost_collector.recordings.trace_files import Sample
 
 NAME = "Parquet of the OSDI'25 straggler study"
 PRECEDENCE = 40

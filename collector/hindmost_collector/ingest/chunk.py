@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from hindmost_judge.encoding import joined
 from hindmost_judge.model import COLLECTIVES, GPU_TIME, INTERVALS, STEPS, TABLES, Table
 
-from hindmost_collector.ingest.row_builder import held_bytes, texts
+from hindmost_collector.ingest.row_builder import JobRows, MetricRows, Words, held_bytes, texts
 from hindmost_collector.store.schema import STORED
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from hindmost_collector.ingest.row_builder import JobRows, MetricRows, Words
 
 #: Columns whose words travel as codes until they leave the collector.
 CODED: Mapping[str, str] = {"steps": "kind", "collectives": "op", "intervals": "name"}

@@ -10,13 +10,17 @@ import itertools
 import logging
 import re
 from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from hindmost_judge.model import ANY_PEER, GPU_TIME
+from hindmost_proto import telemetry_pb2 as wire
 from hindmost_proto.varint import varint
 
+from hindmost_collector.ingest.clock import NodeClock
+from hindmost_collector.ingest.definitions import Definitions
 from hindmost_collector.ingest.packed_fields import (
     AgentMessage,
     IntervalBlock,
@@ -38,15 +42,7 @@ from hindmost_collector.ingest.row_builder import (
     bounded,
     origin,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from hindmost_proto import telemetry_pb2 as wire
-
-    from hindmost_collector.ingest.clock import NodeClock
-    from hindmost_collector.ingest.definitions import Definitions
-    from hindmost_collector.ingest.session import AgentSession, Outbox
+from hindmost_collector.ingest.session import AgentSession, Outbox
 
 log = logging.getLogger(__name__)
 

@@ -8,28 +8,23 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 import numpy as np
 from google.protobuf.message import DecodeError
+from hindmost_proto import telemetry_pb2 as wire
 
+from hindmost_collector.ingest.clock import NodeClock
 from hindmost_collector.ingest.packed_fields import Label, eights
-from hindmost_collector.ingest.row_builder import NAME_LIMIT, RANK_LIMIT, TICK_NS, Malformed, bounded
+from hindmost_collector.ingest.row_builder import NAME_LIMIT, RANK_LIMIT, TICK_NS, JobRows, Malformed, bounded
+from hindmost_collector.ingest.session import AgentSession
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
-    from hindmost_proto import telemetry_pb2 as wire
-
-    from hindmost_collector.ingest.clock import NodeClock
-    from hindmost_collector.ingest.row_builder import JobRows
-    from hindmost_collector.ingest.session import AgentSession
-
-    Array = np.ndarray[Any, Any]
+Array = np.ndarray[Any, Any]
 
 
 class Series(NamedTuple):

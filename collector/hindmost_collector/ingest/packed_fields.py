@@ -8,16 +8,15 @@ Labels of a series are bytes too: most series share those of another one.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf.message import Message
 from hindmost_proto import telemetry_pb2 as wire
 
-if TYPE_CHECKING:
-    from google.protobuf.message import Message
+Array = np.ndarray[Any, Any]
 
-    Array = np.ndarray[Any, Any]
 
 _Field = descriptor_pb2.FieldDescriptorProto
 _PACKAGE, _OURS = wire.DESCRIPTOR.package, "hindmost.packed"

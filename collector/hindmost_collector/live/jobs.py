@@ -10,30 +10,24 @@ verdict comes as soon as the patience is over, whatever the pace of evaluation, 
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 from hindmost_judge import model
-from hindmost_judge.model import world_size
-from hindmost_judge.settings import DEFAULT
+from hindmost_judge.model import Run, world_size
+from hindmost_judge.settings import DEFAULT, Settings
 from hindmost_judge.verdict import missing_ranks
 from hindmost_judge.verdict.schema import STOPS
 from hindmost_proto import telemetry_pb2 as wire
 
+from hindmost_collector.ingest.chunk import Chunk
+from hindmost_collector.ingest.definitions import Definitions
+from hindmost_collector.ingest.row_builder import Words
+from hindmost_collector.ingest.session import AgentSession
 from hindmost_collector.live.totals import RankTotals
 from hindmost_collector.live.window import INCREMENTAL_ROWS, Window, reported_by_all
 from hindmost_collector.page.history import StepHistory
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-
-    from hindmost_judge.model import Run
-    from hindmost_judge.settings import Settings
-
-    from hindmost_collector.ingest.chunk import Chunk
-    from hindmost_collector.ingest.definitions import Definitions
-    from hindmost_collector.ingest.row_builder import Words
-    from hindmost_collector.ingest.session import AgentSession
 
 #: A job that does nothing for so long, ns, may stand still.
 _STANDS_NS = 1_000_000_000

@@ -9,8 +9,9 @@ has shown so far have reported it, or when it is old. In a collective that one c
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from hindmost_judge.communication import CYCLES
@@ -19,11 +20,8 @@ from hindmost_judge.model import ERROR, NONBLOCKING, OTHER, PHASES, Table
 from hindmost_judge.timeline.collective_calls import WAIT, is_synchronising
 from hindmost_judge.timeline.phases import unnamed
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from hindmost_collector.ingest.chunk import Chunk
-    from hindmost_collector.ingest.row_builder import Words
+from hindmost_collector.ingest.chunk import Chunk
+from hindmost_collector.ingest.row_builder import Words
 
 Array = np.ndarray[Any, Any]
 

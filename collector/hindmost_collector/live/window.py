@@ -11,9 +11,11 @@ which takes a part of that.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from hindmost_judge.encoding import chosen
@@ -35,18 +37,12 @@ from hindmost_judge.model import (
 from hindmost_judge.timeline.separate_jobs import judged_incarnation
 from hindmost_judge.timeline.steps import calls_a_step, period
 
-from hindmost_collector.ingest.chunk import CODED, concatenated, from_rows, with_words
+from hindmost_collector.ingest.chunk import CODED, Chunk, concatenated, from_rows, with_words
+from hindmost_collector.ingest.definitions import Definitions, Head
 from hindmost_collector.ingest.packed_fields import eights
+from hindmost_collector.ingest.row_builder import MetricRows, Origin, Words
 from hindmost_collector.ingest.session import MOST_S, NS
 from hindmost_collector.live.witnesses import Witnesses
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-    from collections.abc import Set as AbstractSet
-
-    from hindmost_collector.ingest.chunk import Chunk
-    from hindmost_collector.ingest.definitions import Definitions, Head
-    from hindmost_collector.ingest.row_builder import MetricRows, Origin, Words
 
 #: Ranks that report so much later than others, or earlier, are not waited for: they have joined, ended or are cut off.
 #: The newest steps take so much longer at most: agents of large jobs send what seconds brought, in turn.

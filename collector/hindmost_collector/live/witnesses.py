@@ -8,15 +8,12 @@ communicator have to be comparable for that: nothing is left out where communica
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from hindmost_judge.encoding import chosen, factorize
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from hindmost_judge.model import Table
+from hindmost_judge.model import Table
 
 Array = np.ndarray[Any, Any]
 

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import base64
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
 from hindmost_judge import communication
 from hindmost_judge.causes.telemetry import LEVELS
+from hindmost_judge.model import Run
+from hindmost_judge.overview import Overview
+from hindmost_judge.types import Array, Floats, Ints
 
-from hindmost_collector.page.history import StepHistory
+from hindmost_collector.page.history import Means, StepHistory
 from hindmost_collector.report import machine_tables, sections
 from hindmost_collector.report.verdict_lines import with_rendered
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from hindmost_judge.model import Run
-    from hindmost_judge.overview import Overview
-    from hindmost_judge.types import Array, Floats, Ints
-
-    from hindmost_collector.page.history import Means
 
 #: Shares of a step are sent as 16-bit integers, so many to one step; the least one is "not measured".
 UNIT, MISSING = 16384, -32768

@@ -10,14 +10,11 @@ import threading
 import time
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-from hindmost_judge.overview import Lane, lanes
-
-if TYPE_CHECKING:
-    from hindmost_judge.overview import Overview
-    from hindmost_judge.types import Array, Floats, Ints
+from hindmost_judge.overview import Lane, Overview, lanes
+from hindmost_judge.types import Array, Floats, Ints
 
 #: Numbers that are kept of one job, of 4 bytes each, and columns in any case and at most.
 CELLS, LEAST, MOST = 6_000_000, 48, 512

@@ -9,13 +9,15 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from hindmost.errors import UsageError
 from hindmost_judge.model import COLLECTIVES, PROFILED, RANKS, UNMEASURED, Job, Run, Table, has_launches, rows
+from hindmost_judge.types import Array
 from hindmost_judge.verdict.missing_ranks import with_missing
 
 from hindmost_collector.formats import inspector, registry, steps_jsonl, straggler_analysis
@@ -28,11 +30,6 @@ from hindmost_collector.store import meta
 from hindmost_collector.store.clickhouse.client import is_url
 from hindmost_collector.store.parquet import journal
 from hindmost_collector.store.parquet.run_directory import read_run, read_together
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from hindmost_judge.types import Array
 
 #: The common name of run directories.
 RUN_DIRECTORIES = "hindmost runs"

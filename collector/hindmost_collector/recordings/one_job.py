@@ -5,17 +5,14 @@ from __future__ import annotations
 import filecmp
 import os
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from hindmost.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-    from pathlib import Path
-
-    from hindmost_judge.model import Run
-    from hindmost_judge.types import Array
+from hindmost_judge.model import Run
+from hindmost_judge.types import Array
 
 #: Clocks of a cluster's hosts are ms apart; what was recorded by so much later than the rest has ended was another run.
 APART_NS = 5 * 10**9

@@ -15,21 +15,15 @@ steps are the pattern of the operations that it has, placed by their numbers.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
-from hindmost_judge.model import UNMEASURED, has_launches, rows
+from hindmost_judge.model import UNMEASURED, Run, Table, has_launches, rows
+from hindmost_judge.types import Array, Floats, Ints
 
 from hindmost_collector.recordings import rank_mapping
 from hindmost_collector.recordings.tables import select
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from hindmost_judge.model import Run, Table
-    from hindmost_judge.types import Array, Floats, Ints
-
 
 #: How many of the operations that two sources have in common must be of one kind for their counts to be the same count.
 AGREEMENT = 0.99

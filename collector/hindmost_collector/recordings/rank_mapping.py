@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+from hindmost_judge.model import Table
+from hindmost_judge.types import Array
 
 from hindmost_collector.recordings.tables import table
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
-    from hindmost_judge.model import Table
-    from hindmost_judge.types import Array
 
 #: Most operations kept of one recording: judging takes up to 600 bytes of memory for each. Beyond it, periods are left
 #: out, the same ones on every rank.

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from hindmost_judge.model import TABLES, UNMEASURED, Run, Table, empty, rows
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from hindmost_judge.types import Array
+from hindmost_judge.types import Array
 
 #: What stands for "not measured" where -1 would be a value or does not fit.
 _MISSING: dict[str, Any] = {"comm": 0, "flags": 0, "kind": "", "world_size": UNMEASURED}

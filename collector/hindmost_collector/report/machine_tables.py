@@ -9,18 +9,15 @@ from __future__ import annotations
 import functools
 import json
 import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from hindmost_judge.causes.telemetry import Metrics, with_gpus
 from hindmost_judge.encoding import chosen
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from hindmost_judge.model import Run
-    from hindmost_judge.types import Array, Floats
+from hindmost_judge.model import Run
+from hindmost_judge.types import Array, Floats
 
 _PROCESS, _GPU, _NODE = "hindmost_process_", "hindmost_gpu_", "hindmost_node_"
 #: Metric to the column that it is added to, by table.

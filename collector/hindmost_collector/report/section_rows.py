@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from hindmost_judge import communication, efficiency, tuning, usage, wall_clock
 from hindmost_judge.causes.telemetry import IDLE_REASONS, Metrics, with_gpus
-from hindmost_judge.model import OTHER, PHASES, rows
+from hindmost_judge.model import OTHER, PHASES, Run, rows
+from hindmost_judge.overview import Overview
 from hindmost_judge.stats.robust import mean, median
 from hindmost_judge.timeline.collective_calls import WAIT
+from hindmost_judge.types import Floats
 from hindmost_judge.verdict.schema import STOPS
 
 from hindmost_collector.report import columns, machine_tables
 from hindmost_collector.report.sections import CHANGED, SECTIONS, Sections, Table
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
-
-    from hindmost_judge.model import Run
-    from hindmost_judge.overview import Overview
-    from hindmost_judge.types import Floats
 
 
 def of(

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
+from hindmost_judge.model import Table
 from hindmost_judge.verdict.schema import STOPS, UNSURE
 from hindmost_proto.exposition import labelled
 
-from hindmost_collector.live.jobs import ENDED, LOST, STATES
+from hindmost_collector.ingest.definitions import Pod
+from hindmost_collector.live.jobs import ENDED, LOST, STATES, Contact, LiveJob
 from hindmost_collector.serve.exposition import Family, Metric, counter, family, gauge
 from hindmost_collector.serve.levels import RANK
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+#: By job and rank.
+Pods = Mapping[str, Mapping[int, Pod]]
 
-    from hindmost_judge.model import Table
-
-    from hindmost_collector.ingest.definitions import Pod
-    from hindmost_collector.live.jobs import Contact, LiveJob
-
-    #: By job and rank.
-    Pods = Mapping[str, Mapping[int, Pod]]
 
 Array = np.ndarray[Any, Any]
 

@@ -7,24 +7,20 @@ from __future__ import annotations
 
 import shlex
 import threading
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 from hindmost_judge.verdict.schema import STOPS
 
-from hindmost_collector.live.jobs import Contact
+from hindmost_collector.components import Components
+from hindmost_collector.ingest.definitions import Schema
+from hindmost_collector.ingest.row_builder import MetricRows, Origin
+from hindmost_collector.live.jobs import Contact, LiveJob
 from hindmost_collector.report import columns, machine_tables
 from hindmost_collector.report.machine_tables import Cell, Cells, added_up, cell, machines
 from hindmost_collector.report.verdict_lines import in_commands, of_verdict, rendered
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-    from pathlib import Path
-
-    from hindmost_collector.components import Components
-    from hindmost_collector.ingest.definitions import Schema
-    from hindmost_collector.ingest.row_builder import MetricRows, Origin
-    from hindmost_collector.live.jobs import LiveJob
 
 
 def picture(

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import lru_cache
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from hindmost_proto.exposition import JOB_LABEL, escaped, head
 
+from hindmost_collector.ingest.definitions import Definitions, Schema
+from hindmost_collector.ingest.row_builder import MetricRows, Origin
 from hindmost_collector.serve.exposition import number
 from hindmost_collector.serve.levels import CORE, LEVELS, level_of
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
-
-    from hindmost_collector.ingest.definitions import Definitions, Schema
-    from hindmost_collector.ingest.row_builder import MetricRows, Origin
 
 Array = np.ndarray[Any, Any]
 

@@ -7,20 +7,27 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from hindmost_judge.model import GPU_TIME, UNMEASURED, Job, Run, Table
 
 from hindmost_collector.recordings.tables import concatenate, select, table
-from hindmost_collector.simulate.engine import ISSUE_SHARE, SEEN_SECONDS, acting, groups, standing, stopped_ns
-
-if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterator, Sequence
-
-    from hindmost_collector.simulate.engine import Array, Draws, Groups, Timing
-    from hindmost_collector.simulate.scenario import Scenario
+from hindmost_collector.simulate.engine import (
+    ISSUE_SHARE,
+    SEEN_SECONDS,
+    Array,
+    Draws,
+    Groups,
+    Timing,
+    acting,
+    groups,
+    standing,
+    stopped_ns,
+)
+from hindmost_collector.simulate.scenario import Scenario
 
 FULL_CLOCK_HZ = 1.98e9
 #: NVML's reason bits: idle, software power cap, software thermal slowdown.

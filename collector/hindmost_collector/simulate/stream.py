@@ -6,9 +6,10 @@ import asyncio
 import contextlib
 import hashlib
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import grpc
 import numpy as np
@@ -23,9 +24,10 @@ from hindmost_collector.ingest.definitions import communicator_reference, rank_r
 from hindmost_collector.recordings.tables import select
 from hindmost_collector.serve.credentials import open_channel
 from hindmost_collector.simulate import engine
-from hindmost_collector.simulate.engine import SEEN_SECONDS, draw, groups, stopped_ns
+from hindmost_collector.simulate.engine import SEEN_SECONDS, Draws, Groups, Timing, draw, groups, stopped_ns
 from hindmost_collector.simulate.record import (
     EPOCH_NS,
+    Metric,
     collectives_of,
     comm_id,
     gpu,
@@ -37,13 +39,7 @@ from hindmost_collector.simulate.record import (
     steps_of,
 )
 from hindmost_collector.simulate.record import node as node_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from hindmost_collector.simulate.engine import Draws, Groups, Timing
-    from hindmost_collector.simulate.record import Metric
-    from hindmost_collector.simulate.scenario import Scenario
+from hindmost_collector.simulate.scenario import Scenario
 
 #: How often agents of a job that stands still say so, where it is not sent at once.
 LOOK_S = 2.0

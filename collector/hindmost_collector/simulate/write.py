@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -16,14 +18,9 @@ from hindmost_collector.recordings.tables import select, table
 from hindmost_collector.simulate import engine
 from hindmost_collector.simulate.engine import draw
 from hindmost_collector.simulate.record import pieces
+from hindmost_collector.simulate.scenario import Scenario
 from hindmost_collector.store import schema
 from hindmost_collector.store.parquet.store import ParquetStore
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-    from pathlib import Path
-
-    from hindmost_collector.simulate.scenario import Scenario
 
 FORMATS = ("run", "traces")
 #: Collectives that are made and written at a time.

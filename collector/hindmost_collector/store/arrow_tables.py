@@ -13,28 +13,24 @@ from __future__ import annotations
 import itertools
 import math
 from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter, itemgetter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 from hindmost_judge.encoding import is_constant, joined
+from hindmost_judge.model import Table
 
-from hindmost_collector.ingest.chunk import CODED
+from hindmost_collector.ingest.chunk import CODED, Chunk
+from hindmost_collector.ingest.definitions import Definitions, Schema
+from hindmost_collector.ingest.row_builder import Array, MetricRows, Words
 from hindmost_collector.store import schema
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+Rows = Mapping[tuple[str, str], Iterable[pa.Table]]
+Files = Mapping[tuple[str, str], bytes]
+Clock = dict[str, Any]
 
-    from hindmost_judge.model import Table
-
-    from hindmost_collector.ingest.chunk import Chunk
-    from hindmost_collector.ingest.definitions import Definitions, Schema
-    from hindmost_collector.ingest.row_builder import Array, MetricRows, Words
-
-    Rows = Mapping[tuple[str, str], Iterable[pa.Table]]
-    Files = Mapping[tuple[str, str], bytes]
-    Clock = dict[str, Any]
 
 #: Samples that are long rows in memory at one time, in ten times the space of the blocks that they come from. A piece
 #: costs some milliseconds, however small it is.

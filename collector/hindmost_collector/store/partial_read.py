@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from hindmost_judge.model import Run
 
 from hindmost_collector.live.window import CAUSAL
 from hindmost_collector.store.meta import is_other
 from hindmost_collector.store.parquet import segments
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-    from pathlib import Path
-
-    from hindmost_judge.model import Run
 
 #: Rows that are read of a table: judging takes up to 600 bytes of memory for a call, and half as much for a step.
 MOST = {"collectives": 1_200_000, "steps": 1_200_000}

@@ -21,25 +21,21 @@ import re
 import threading
 import time
 from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from hindmost.errors import MissingError
 from hindmost_proto import retry
 from hindmost_proto.exposition import JOB_LABEL
 from hindmost_proto.varint import varint
+from prometheus_client.core import Metric
 
+from hindmost_collector.http_client import Answer, Receiver
+from hindmost_collector.ingest.definitions import Definitions, Schema
+from hindmost_collector.ingest.row_builder import MetricRows
 from hindmost_collector.serve.exposition import collected, counter, gauge
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
-    from prometheus_client.core import Metric
-
-    from hindmost_collector.http_client import Answer, Receiver
-    from hindmost_collector.ingest.definitions import Definitions, Schema
-    from hindmost_collector.ingest.row_builder import MetricRows
 
 Array = np.ndarray[Any, Any]
 

@@ -22,27 +22,21 @@ import socket
 import threading
 import time
 from collections import defaultdict, deque
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import numpy as np
 import pyarrow as pa
 from hindmost.errors import HindmostError
+from hindmost_judge.model import Run
 
 from hindmost_collector.store import meta, schema
-from hindmost_collector.store.arrow_tables import reduced
+from hindmost_collector.store.arrow_tables import Clock, Files, Rows, reduced
 from hindmost_collector.store.clickhouse import ddl
-from hindmost_collector.store.clickhouse.client import Server, Unreachable, parse
+from hindmost_collector.store.clickhouse.client import Server, Target, Unreachable, parse
 from hindmost_collector.store.clickhouse.reading import read_file, read_run
 from hindmost_collector.store.parquet.compaction import in_order
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-
-    from hindmost_judge.model import Run
-
-    from hindmost_collector.store.arrow_tables import Clock, Files, Rows
-    from hindmost_collector.store.clickhouse.client import Target
 
 #: Agents remembered; with more, the writer goes on in new slots.
 _REMEMBERED = 100_000

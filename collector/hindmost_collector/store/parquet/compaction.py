@@ -16,8 +16,10 @@ import logging
 import math
 import time
 from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -28,17 +30,12 @@ from hindmost_collector.store import schema
 from hindmost_collector.store.arrow_tables import levels
 from hindmost_collector.store.parquet import segments
 from hindmost_collector.store.parquet.journal import TEMPORARY
+from hindmost_collector.store.parquet.segments import Segment
+from hindmost_collector.store.parquet.store import ParquetStore
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-    from pathlib import Path
+Array = np.ndarray[Any, Any]
+Key = tuple[Any, ...]
 
-    Array = np.ndarray[Any, Any]
-    Key = tuple[Any, ...]
-    from collections.abc import Callable
-
-    from hindmost_collector.store.parquet.segments import Segment
-    from hindmost_collector.store.parquet.store import ParquetStore
 
 #: Rows of a piece, about: what a merge holds, and sorts, at one time.
 PIECE_ROWS = 1 << 17

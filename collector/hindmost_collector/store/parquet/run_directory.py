@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -15,10 +17,6 @@ from hindmost_judge.timeline.separate_jobs import judged_incarnation
 from hindmost_collector.store import meta as of_job
 from hindmost_collector.store import partial_read, schema
 from hindmost_collector.store.parquet import segments
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
 
 #: No step, call or interval takes as long as this, a year.
 _LONGEST_NS = 365 * 86400 * 10**9
