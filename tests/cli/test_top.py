@@ -54,6 +54,25 @@ def test_the_report_of_a_running_job(collector: tuple[str, dict[str, Any]], caps
 
 
 @pytest.mark.parametrize(
+    ("picture", "state"),
+    [
+        ({"age_s": 1.0, "judged_s": 42.0}, "live, verdicts 42 s old"),
+        ({"age_s": 1.0, "judged_s": 2.0}, "live"),
+        ({"age_s": 60.0, "judged_s": 42.0, "lost": ["n7"]}, "no data for 60 s"),
+        ({"over": True}, "ended"),
+    ],
+)
+def test_a_report_that_is_printed_once_says_how_old_it_is(
+    collector: tuple[str, dict[str, Any]], capsys: pytest.CaptureFixture[str], picture: dict[str, Any], state: str
+) -> None:
+    """A job on full cores is judged seldom, one that was lost no more: its figures would be taken for today's."""
+    address, answers = collector
+    answers |= {"/api/report": {**REPORT, "judged": {"time_ns": 1}}, "/api/newest": picture}
+    assert main(["top", address, "--once"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == state
+
+
+@pytest.mark.parametrize(
     ("answers", "arguments", "said"),
     [
         ({}, ["--job", "other"], "has no job 'other'; it has made"),

@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def printed(source: Collector | RunDirectory, job: str | None, path: str = "") -> str:
-    """The current report as text, of the recording at ``path`` if it is one.
+    """The current report as text, of the recording at ``path`` if it is one, and of a job that runs its state.
 
     Raises HindmostError where the source does not answer or does not know the job.
     """
@@ -78,4 +78,7 @@ def printed(source: Collector | RunDirectory, job: str | None, path: str = "") -
         return f"hindmost · {', '.join(source.jobs()) or 'no job yet'} · no verdict yet\n"
     from hindmost_collector.report import text
 
-    return text.render(report, stdio.width(), stdio.colored(sys.stdout), path=path, program=stdio.program())
+    from hindmost_cli.top import rows
+
+    written = text.render(report, stdio.width(), stdio.colored(sys.stdout), path=path, program=stdio.program())
+    return f"{written}{rows.state(source.picture(job))}\n" if report.get("judged") else written

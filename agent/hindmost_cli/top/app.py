@@ -49,10 +49,6 @@ read, CPU, wait for CPU, memory  with DataLoader workers
 node net  traffic of the rank's node, in and out"""
 #: Of a screen's lines verdicts take at most this share, and at least so many.
 _VERDICT_SHARE, _VERDICT_LINES = 4, 3
-#: Seconds without data after which a job's age is shown.
-_STALE_S = 5.0
-#: Verdicts that are older than this say so.
-_OLD_VERDICTS_S = 15.0
 _NAMES = {"ranks": "ranks", "nodes": "nodes", "gpus": "GPUs", "jobs": "jobs"}
 _STYLES = {"OK": "bold green", "UNSURE": "bold yellow"}
 
@@ -216,20 +212,11 @@ class Top(App[None]):
 
     def _state(self) -> str:
         """Whether what is shown is live."""
-        age = self._picture.get("age_s") or 0.0
         if self._trouble:
             return f"NO CONTACT since {time.strftime('%H:%M:%S', time.localtime(self._since))}"
         if self._held:
             return "held"
-        if self._picture.get("over"):
-            return "ended"
-        if age > _STALE_S:
-            return f"no data for {rows.age(age)}"
-        lost = self._picture.get("lost") or ()
-        if lost:
-            return f"lost contact with {lost[0] if len(lost) == 1 else count(len(lost), 'node')}"
-        judged = self._picture.get("judged_s") or 0.0
-        return f"live, verdicts {rows.age(judged)} old" if judged > _OLD_VERDICTS_S else "live"
+        return rows.state(self._picture)
 
     def _without_verdicts(self) -> str:
         return "no rank is slow now" if self._picture["judged"] else "no verdict yet"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from hindmost.errors import one_line
+from hindmost_collector.report.columns import count
 from hindmost_judge.verdict.wording import UNMEASURED
 
 #: A row of a table by column, with ``None`` for what was not measured.
@@ -23,6 +24,8 @@ VIEWS: Mapping[str, tuple[str, ...]] = {
 _LONGEST = 24
 #: Blanks between two columns.
 GAP = 2
+#: Seconds without data after which a job's age is shown, and of verdicts after which theirs is.
+_STALE_S, _OLD_VERDICTS_S = 5.0, 15.0
 #: Ranks that a cell lists.
 _LISTED = 4
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?$")
@@ -60,6 +63,19 @@ def age(seconds: float) -> str:
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:,.0f} h"
+
+
+def state(picture: Mapping[str, Any]) -> str:
+    """Whether what a collector says of a job is live."""
+    if picture.get("over"):
+        return "ended"
+    heard_s, judged_s = picture.get("age_s") or 0.0, picture.get("judged_s") or 0.0
+    if heard_s > _STALE_S:
+        return f"no data for {age(heard_s)}"
+    lost = picture.get("lost") or ()
+    if lost:
+        return f"lost contact with {lost[0] if len(lost) == 1 else count(len(lost), 'node')}"
+    return f"live, verdicts {age(judged_s)} old" if judged_s > _OLD_VERDICTS_S else "live"
 
 
 def _ranks(ranks: Sequence[int]) -> str:
