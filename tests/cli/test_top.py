@@ -65,7 +65,7 @@ def test_the_report_of_a_running_job(collector: tuple[str, dict[str, Any]], caps
 def test_a_report_that_is_printed_once_says_how_old_it_is(
     collector: tuple[str, dict[str, Any]], capsys: pytest.CaptureFixture[str], picture: dict[str, Any], state: str
 ) -> None:
-    """A job on full cores is judged seldom, one that was lost no more: its figures would be taken for today's."""
+    """A job on full cores is judged rarely, one that was lost no more: its figures would be taken for today's."""
     address, answers = collector
     answers |= {"/api/report": {**REPORT, "judged": {"time_ns": 1}}, "/api/newest": picture}
     assert main(["top", address, "--once"]) == 0
