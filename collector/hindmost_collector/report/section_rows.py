@@ -233,7 +233,7 @@ def _achieved(one: _Run, work_per_s: float | None) -> list[dict[str, Any]]:
     counted = one.flops_per_sample * work_per_s if one.flops_per_sample and work_per_s else None
     found = usage.achieved(one.metrics, gpus, span, counted) if span else []
     if gpus and not any(row.flops or row.bytes_per_s for row in found):
-        why = "GPUs since Hopper report their activity (GPM), of 5 s each; what limits the job is less sure without"
+        why = "only GPUs since Hopper report their activity (GPM); without it, what limits the job is less sure"
         one.lacks("limits", "achieved TFLOP/s and TB/s", why)
     if (gpus or one.flops_per_sample) and not any(row.mfu for row in found):
         one.lacks("limits", "MFU", _why_no_mfu(one, gpus, work_per_s))
@@ -529,7 +529,9 @@ def _nodes(one: _Run) -> list[dict[str, Any]]:
     if not nodes:
         one.lacks("hosts", "CPU, memory and network by node", "no agent sampled the nodes")
     elif not found["cpu_pressure"]:
-        one.lacks("hosts", "pressure", "the kernel has no pressure-stall information (CONFIG_PSI, `psi=1`)")
+        none = not (found["memory_pressure"] or found["io_pressure"])
+        why = "the kernel has no pressure-stall information (CONFIG_PSI, `psi=1`)" if none else "it was not sampled"
+        one.lacks("hosts", "pressure" if none else "CPU pressure", why)
     return [{"node": node} | {key: values.get(node) for key, values in found.items()} for node in nodes]
 
 

@@ -110,8 +110,8 @@ SECTIONS: dict[str, Section] = {
                 "intensity=operations a byte:number, ridge:number, mfu=MFU:ratio",
             ),
             "if_free": Table(
-                "The mean step if one thing took no time and made no rank late. Last: if each rank were like the median"
-                " one in each step. COST is of one fault, and leaves what chance does.",
+                "The mean step if one thing took no time. Last: if each rank took as long as the median one. COST of a"
+                " verdict removes one fault, and no delay by chance.",
                 "without=if, step_ms=mean step:ms, saved:ratio, steps_per_s=steps/s:number, work_per_s=work/s:number",
             ),
         },
@@ -162,7 +162,7 @@ SECTIONS: dict[str, Section] = {
                 "bus_bandwidth=bus:bytes/s, exposed:ratio",
             ),
             "ranks": Table(
-                "All calls by rank; ms of a step in collectives, which GPUs may hide, and in messages of two ranks.",
+                "All calls by rank. Time in collectives and in messages is ms per step; GPUs may compute meanwhile.",
                 "rank:count, calls:count, messages:count, sent:bytes, "
                 "collectives_ms=in collectives:ms, messages_ms=in messages:ms",
             ),

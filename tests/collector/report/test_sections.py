@@ -130,6 +130,13 @@ def test_what_is_missing_is_a_dash_and_has_its_reason() -> None:
     assert row["bytes"] is None
 
 
+def test_a_kernel_that_reports_a_pressure_is_not_said_to_report_none() -> None:
+    """Memory and I/O pressure were sampled here, and CPU pressure was not."""
+    rows = judged("several")[2]["sections"]["not_measured"]["what"]
+    (why,) = [row["why"] for row in rows if "pressure" in row["what"]]
+    assert "the kernel has no" not in why
+
+
 def test_the_default_text_has_one_line_of_pace_and_no_sections() -> None:
     """One screen: the verdict first."""
     shown = text.render(judged("straggler")[2], 100).splitlines()
