@@ -9,6 +9,7 @@ files.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -99,17 +100,37 @@ def _by_quota(run: Run, metrics: Metrics, nodes: dict[str, tuple[int, int]], kno
         seconds = float(np.ptp(series.times)) / 1e9
         if seconds > 0:
             stopped[series.node, series.labels.get("cgroup", "")] = float(np.ptp(series.values)) / seconds
-    groups = _last_stated(run, metrics, "hindmost_process_cpu_cgroup_info", "cgroup")
     found = list[CpuBinding]()
-    for series in metrics.series("hindmost_node_cgroup_cpu_limit_cores"):
-        node, group, limit = series.node, series.labels.get("cgroup", ""), typical([series])
+    for node, group, limit, members in _quotas(run, metrics):
         _, of = nodes.get(node, (0, 0))
-        within = group.rstrip("/") + "/"
-        members = [rank for rank, (on, its) in groups.items() if on == node and f"{its}/".startswith(within)]
-        if node not in known and len(members) > 1 and 0 < limit < min(len(members), of):
+        if node not in known and len(members) > 1 and limit < min(len(members), of):
             throttled = stopped.get((node, group), 0.0)
             found.append(CpuBinding(node, len(members), max(int(limit), 1), tuple(sorted(members)), "", of, throttled))
     return found
+
+
+def _quotas(run: Run, metrics: Metrics) -> Iterator[tuple[str, str, float, list[int]]]:
+    """Each control group with a limit: its node, its name, how many CPUs it may use, and the ranks in it."""
+    groups = _last_stated(run, metrics, "hindmost_process_cpu_cgroup_info", "cgroup")
+    for series in metrics.series("hindmost_node_cgroup_cpu_limit_cores"):
+        node, group, limit = series.node, series.labels.get("cgroup", ""), typical([series])
+        within = group.rstrip("/") + "/"
+        if limit > 0:
+            yield (
+                node,
+                group,
+                limit,
+                [rank for rank, (on, its) in groups.items() if on == node and f"{its}/".startswith(within)],
+            )
+
+
+def own_quota(run: Run, rank: int) -> tuple[str, float] | None:
+    """The control group that allows this rank fewer CPUs than any other rank has, and how many; ``None``: no such."""
+    limits = dict.fromkeys(run.ranks["rank"].tolist(), ("", np.inf))
+    for _, group, limit, members in _quotas(run, Metrics.of(run)):
+        limits |= {one: (group, limit) for one in members if limit < limits.get(one, ("", np.inf))[1]}
+    group, least = limits.pop(rank, ("", np.inf))
+    return (group, least) if least < min((limit for _, limit in limits.values()), default=0.0) else None
 
 
 def _last_stated(run: Run, metrics: Metrics, name: str, label: str) -> dict[int, tuple[str, str]]:

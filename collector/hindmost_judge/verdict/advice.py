@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from hindmost_judge.blocks import CpuBinding
-from hindmost_judge.causes import cpu_wait
+from hindmost_judge.causes import cpu_sharing, cpu_wait
 from hindmost_judge.job_command import (
     ACCELERATE,
     HOROVODRUN,
@@ -56,6 +56,8 @@ class Place:
     framework: str
     python: bool
     runs: bool
+    #: The control group that allows the only rank fewer CPUs than others have, and how many.
+    quota: tuple[str, float] | None = None
 
     @property
     def on(self) -> str:
@@ -86,6 +88,7 @@ def place(run: Run, ranks: Sequence[int]) -> Place:
         framework=min(frameworks, default=""),
         python=in_python(run),
         runs=run.at_work,
+        quota=cpu_sharing.own_quota(run, ranks[0]) if len(ranks) == 1 else None,
     )
 
 
@@ -157,13 +160,20 @@ def of_cause(cause: str, at: Place) -> str:
         loads = "; more DataLoader workers (num_workers) hide it" if at.framework in _TORCH else ""
         return f"check the disk or mount that {who} {'reads' if single else 'read'} from{at.on} (`iostat -x 1`){loads}"
     if cause == "cpu_contention":
-        its, pid = "its" if single else "their", at.pids[0] if at.runs and len(at.pids) == 1 else "PID"
-        bound = f"the CPU binding of {who}{at.on} (`taskset -cp {pid}`), {its} cgroup quota, and other processes"
-        return f"check {bound} (`top`)" if at.runs else f"run the job again and check {bound} (`top`)"
+        return _free_cpus(at, who)
     if cause == "stopped":
         return of_stopped(at)
     words = _OF_ONE if single else _OF_SEVERAL
     return _OF_CAUSE[cause].format(who=who, on=at.on, smi=at.smi, **words)
+
+
+def _free_cpus(at: Place, who: str) -> str:
+    if at.quota is not None:
+        group, limit = at.quota
+        return f"raise the CPU limit of {who}{at.on}: its control group {group} may use {limit:g} CPUs, others more"
+    its, pid = "its" if len(at.ranks) == 1 else "their", at.pids[0] if at.runs and len(at.pids) == 1 else "PID"
+    bound = f"the CPU binding of {who}{at.on} (`taskset -cp {pid}`), {its} cgroup quota, and other processes"
+    return f"check {bound} (`top`)" if at.runs else f"run the job again and check {bound} (`top`)"
 
 
 def of_stopped(at: Place, *, still: bool = False) -> str:

@@ -9,7 +9,7 @@ from hindmost_judge.judge import judge
 from hindmost_judge.model import UNMEASURED, Run
 from hindmost_judge.whatif.savings import StepTimeChange
 
-from tests.scenarios.loads import Load, make
+from tests.scenarios.loads import Load, make, metrics
 
 STEPS, STOPPED_MS = 240, 70.0
 
@@ -110,3 +110,20 @@ def test_a_step_of_which_most_was_measured_shows_what_its_rank_waits_for() -> No
     """A single gap whose CPU time was not read leaves no step unknown."""
     (verdict,) = judge(paused_in_turn(unmeasured=2)).verdicts
     assert (verdict.ranks, verdict.cause) == ((1,), "cpu_contention")
+
+
+@pytest.mark.parametrize(("other", "raises"), [(None, True), (2.0, True), (0.5, False)])
+def test_the_advice_is_to_raise_a_quota_that_the_other_rank_does_not_have(other: float | None, raises: bool) -> None:
+    """The kernel says which control group each rank is in, and how many CPUs that may use."""
+    run = paused_in_turn()
+    limits = {"/slow": 0.5} | ({"/fast": other} if other else {})
+    found = [
+        ("hindmost_node_cgroup_cpu_limit_cores", f'{{"cgroup": "{group}"}}', 1, at) for group, at in limits.items()
+    ]
+    for rank, group in enumerate(("/fast", "/slow")):
+        labels = f'{{"job": "made", "rank": "{rank}", "cgroup": "{group}"}}'
+        found.append(("hindmost_process_cpu_cgroup_info", labels, 1, 1.0))
+    (verdict,) = judge(replace(run, metrics=metrics(found))).verdicts
+    assert verdict.cause == "cpu_contention"
+    wanted = "raise the CPU limit of rank 1 on node0: its control group /slow may use 0.5 CPUs, others more"
+    assert (verdict.advice == (wanted,)) == raises
