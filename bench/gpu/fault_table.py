@@ -10,11 +10,9 @@ from __future__ import annotations
 import argparse
 import json
 import re
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+from typing import Any
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs/explanation/accuracy.md"

@@ -11,8 +11,8 @@ import argparse
 import os
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -21,9 +21,6 @@ from job_work import CUDA, SIZE, Batches, Products, mark, settle
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 #: Steps over which the step time is measured, before which nothing strikes.
 FROM, TO = 15, 30

@@ -6,13 +6,10 @@ import json
 import os
 import random
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import torch
 from torch.utils.data import Dataset
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 CUDA = torch.cuda.is_available()
 #: Sequences, their length, width and layers: enough for an H200 that a slow host does not set the pace, whose launches

@@ -28,17 +28,15 @@ import sys
 import tarfile
 import tempfile
 import time
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import fault_grade
 from fault_cases import CASES, Case, all_right, behind, placed
 from fault_run import JobError, Running
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 ROOT = Path(__file__).parents[2]
 #: Steps, and then seconds, without any fault.

@@ -6,11 +6,8 @@ import mmap
 import os
 import random
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 CHUNK = 1 << 18
 SIZE = 256 << 20

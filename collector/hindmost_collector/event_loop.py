@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Coroutine
+from typing import Any, TypeVar
 
 from prometheus_client import Histogram
 
 from hindmost_collector.serve.exposition import Metric
-
-if TYPE_CHECKING:
-    from collections.abc import Coroutine
 
 #: Between two measurements; and next to a job's ranks, where each wake-up may take a core from one.
 PERIOD_S, NEXT_TO_RANKS_S = 0.05, 1.0

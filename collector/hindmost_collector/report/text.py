@@ -5,27 +5,21 @@ from __future__ import annotations
 import io
 import re
 import textwrap
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from hindmost.errors import one_line
 from hindmost_judge.verdict.schema import STOPS
 from hindmost_judge.verdict.wording import STALL, START_UP
 from rich.box import SIMPLE_HEAD
-from rich.console import Console, Group
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
 from hindmost_collector.report import columns, sections
-from hindmost_collector.report.verdict_lines import decisive, filled, in_short, overlap, rendered
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-
-    from rich.console import ConsoleOptions, RenderableType, RenderResult
-
-    from hindmost_collector.report.verdict_lines import RenderedVerdict
+from hindmost_collector.report.verdict_lines import RenderedVerdict, decisive, filled, in_short, overlap, rendered
 
 _STYLES = {"OK": "bold green", "UNSURE": "bold yellow"}
 _LABEL = 7

@@ -10,9 +10,10 @@ import selectors
 import socket
 import threading
 import time
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 from urllib.parse import parse_qs, urlencode, urlsplit
 
 from hindmost.errors import HindmostError
@@ -20,12 +21,7 @@ from hindmost_proto.address import Address
 from hindmost_proto.exposition import CONTENT_TYPE
 
 from hindmost_collector.page import document
-from hindmost_collector.serve.credentials import ANONYMOUS, EVERYONE
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from hindmost_collector.serve.credentials import Door, Visitor
+from hindmost_collector.serve.credentials import ANONYMOUS, EVERYONE, Door, Visitor
 
 
 class Live(Protocol):

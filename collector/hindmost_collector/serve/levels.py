@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
+from collections.abc import Collection
 
 #: Of jobs, verdicts, agents and the collector; of nodes and GPUs; of ranks and processes; of cores and threads.
 JOB, NODE, RANK, CORE = range(4)

@@ -15,12 +15,10 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from hindmost.errors import HindmostError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 NAME = ".journal.json"
 _BASE = ".sequences-"
