@@ -42,6 +42,8 @@ _MIN_HOSTS = 2
 #: At a place where a host is blocked, the time that it needs after its GPU varies up to this many times as much as
 #: where it varies least.
 _SPREAD_RATIO = 1.5
+#: … or the wait leaves no more than this share of how much it varies elsewhere.
+_ABSORBED = 0.1
 #: A host that takes longer than usual by this share of a step, and is ahead of its GPU all the same, waited for it.
 _LONG = 0.25
 #: The most steps that hosts are taken to run ahead.
@@ -280,7 +282,8 @@ def _first_blocked(timeline: Timeline, ends: Floats, first_possible: int, last_p
     unblocked, least = spreads[0], min(spreads[2:])  # a host that launches a collective is not blocked there
     before, spread = np.array(spreads[1:-1]), np.array(spreads[2:])
     possible = places >= first_possible
-    tight = spread <= np.maximum(_SPREAD_RATIO * least, np.where(possible, np.sqrt(least * unblocked), 0.0))
+    levelled = spread <= least + _ABSORBED * (unblocked - least)
+    tight = (spread <= _SPREAD_RATIO * least) | (possible & levelled)
     blocked = np.flatnonzero(tight & (possible | (_SPREAD_RATIO * spread <= before)))
     return first + int(blocked[0]) if len(blocked) else first_possible
 

@@ -46,6 +46,19 @@ def test_hosts_wait_where_they_follow_their_gpus_at_once(waits: str) -> None:
     assert (found.phase, found.lag) == WAITS[waits]
 
 
+def test_the_wait_is_where_it_levels_times_and_not_where_clocks_are_aligned() -> None:
+    """Clocks are aligned by the ends of steps, so these vary even less than the end of the wait before."""
+    own = work(2, 120, noise=0.15)
+    own[INPUT, 1] += 8.0
+    own[PHASES.index("between")] = 0.2 + 0.1 * np.random.default_rng(1).random(own.shape[1:])
+    found = run(own, 5.0, waits="step")
+    off = (own[PHASES.index("between")] - 0.25) * MS
+    found = replace(found, arrived=found.arrived + off, left=found.left + off)
+    wait = self_time.build_lanes(found).wait
+    assert wait is not None
+    assert (wait.phase, wait.lag) == (OTHER, 0)
+
+
 def test_hosts_pace_gpus_that_run_all_they_were_given_while_the_next_batch_is_fetched() -> None:
     """A GPU takes 4 ms longer for a backward than its host, and then has nothing to do for 15 ms."""
     timeline = run(work(4, 120), 14.0, waits="before")
