@@ -291,7 +291,7 @@ class _Turn:
 
     def between_turns_s(self, took: float) -> float:
         """Seconds between turns that take so much, while cores are full. A rank that is named may be well again."""
-        named = any(ranks for _, ranks in self.held.costs)
+        named = any(ranks for _, ranks in self.standing.costs)
         return self._between_s(took, soon=named or self.soon or bool(self.asked))
 
     def _between_s(self, took: float, *, soon: bool) -> float:
