@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-TESTS = ("test_torch_copies.py", "test_torch_hooked.py")
+TESTS = ("test_torch_copies.py", "test_guarded_functions.py")
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 12), reason="they are run by this Python itself")

@@ -202,7 +202,7 @@ NATIVE_TESTS = (
     "probe/test_ring_refused.py",
     "probe/test_torch_steps.py",
     "probe/test_torch_hooks.py",
-    "probe/test_torch_hooked.py",
+    "probe/test_guarded_functions.py",
     "probe/test_python_abi.py",
 )
 

@@ -103,13 +103,6 @@ def test_hosts_of_other_operations_are_no_measure() -> None:
     assert Case(USUAL * 1.17, operation="send").slower() is None
 
 
-def test_gpus_that_wait_for_hosts_are_known_without_marks() -> None:
-    """Rank 2's operations run as they are enqueued; the others' a step later."""
-    waits = launch_bound.waits_for_host(Case(USUAL).blocks()[0])
-    assert waits is not None
-    assert waits.mean(axis=1).tolist() == [0.0, 0.0, 1.0]
-
-
 @pytest.mark.parametrize(("unsure", "reported"), [(0.0, False), (0.05, False), (9.0, True)])
 def test_an_unexplained_lead_clears_no_rank(unsure: float, reported: bool) -> None:
     """9 ms of a step of 13 may be a slow host or the others' lead: the report says that this is unknown."""
