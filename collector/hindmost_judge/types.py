@@ -45,6 +45,7 @@ class Timeline:
 
     - ``cohort`` [R]: a number for each rank, equal for ranks that do the same work
     - ``clock``: by how many ns times of a host and of its GPU may be misaligned
+    - ``gathers``: whether parameters are gathered, so that hosts launch collectives all along a step
     """
 
     phases: tuple[str, ...]
@@ -59,6 +60,7 @@ class Timeline:
     between: Floats
     cohort: Ints
     clock: float
+    gathers: bool = False
 
 
 class HostWait(NamedTuple):

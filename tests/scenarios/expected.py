@@ -35,7 +35,6 @@ RECORDINGS = {
     "fsdp-stalled-input-rank0": Expected(
         ("intermittent",), (0,), cause="input", cost_ms=10.7
     ),  # and nothing host-bound
-    "fsdp-host-bound": Expected(("host_bound",)),
     "pp2-dp2-host-bound": Expected(("host_bound",)),
     "pp4-host-bound": Expected(("host_bound",)),
     "pp2-dp2-slow-forward-rank3": Expected(("straggler",), (3,), cause="compute"),  # its GPU waits for its host, too

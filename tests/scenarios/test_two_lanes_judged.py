@@ -129,6 +129,27 @@ def test_a_forward_that_is_slow_before_each_gather_costs_all_of_that(bench: Any)
     assert found["cost"] == pytest.approx(1.0, rel=0.05)
 
 
+@pytest.mark.parametrize(
+    ("written", "synchronises", "ranks"),
+    [("traces", "step", 8), ("traces", "never", 4), ("run", "step", 8), ("run", "never", 4), ("run", "never", 8)],
+)
+def test_hosts_of_sharded_jobs_are_judged_by_their_work(
+    bench: Any, written: str, synchronises: str, ranks: int
+) -> None:
+    """GPUs wait 40 ms a step for the slow host's launches, where the others' hosts are steps ahead: it costs 11."""
+    job, grade = bench(".job"), bench(".grade")
+    fault = job.Fault("host", "forward", (1,), 12.0, 50)
+    shape = {"shape": "fsdp", "steps": 145, "blocks": 5, "written": written, "synchronises": synchronises}
+    asked = job.Job(77 + ranks, ranks, host=50.0, gpu=18.0, transfer=4.0, faults=(fault,), **shape)
+    simulated = bench("").simulate(asked)
+    report = judge(simulated.run)
+    first, *others = report.verdicts
+    assert (first.ranks, abs((first.since_step or 0) - 50) <= 3) == ((1,), True)
+    found = grade.compared(asked, simulated.truth, [first])
+    assert found["cost"] == pytest.approx(1.0, rel=0.1)
+    assert sum(one.cost_ratio or 0.0 for one in others if one.ranks) < 0.02  # what hosts differ by
+
+
 def begun_before(rows: Any, time_ns: int) -> Any:
     """The rows of a table from before a time."""
     return {name: column[rows["start_ns"] < time_ns] for name, column in rows.items()}

@@ -16,7 +16,7 @@ ahead of it, may wait for their GPUs meanwhile; their fastest steps show how lon
 long is not slow. One within the usual differences of launching is neither named nor cleared.
 
 Where all ranks meet at once, hosts are lanes (:mod:`hindmost_judge.graph.host_paced`). How late hosts make their
-ranks is found here for those that gather parameters, pass on micro-batches, or wait in several places.
+ranks is found here for those that pass on micro-batches, or wait in several places.
 """
 
 from __future__ import annotations

@@ -109,7 +109,7 @@ def of(blocks: Blocks) -> Timeline | None:
         return None
     if np.isnan(grid.start).all() or np.isnan(blocks.ended).all(axis=1).any() or blocks.pipeline is not None:
         return None
-    if grid.gathers.any() or not blocks.overlapped:  # hosts that wait for each collective are never ahead
+    if not blocks.overlapped and not grid.gathers.any():  # hosts that wait for each collective are never ahead
         return None
     began = blocks.ended - blocks.took
     last = np.append(blocks.starts[1:], grid.columns) - 1
@@ -137,6 +137,7 @@ def of(blocks: Blocks) -> Timeline | None:
         between=_moved(blocks.self_time, shift),
         cohort=blocks.cohort,
         clock=_CLOCKS_NS,
+        gathers=bool(grid.gathers.any()),
     )
 
 

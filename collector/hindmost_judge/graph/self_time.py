@@ -62,17 +62,31 @@ def paced_by_hosts(timeline: Timeline, lanes: Lanes) -> bool:
     step = float(np.nanmean(np.diff(timeline.left, axis=1)))
     worked = float(lanes.least.sum(axis=0)[last, steps].mean())
     lead = float(np.nanmedian(_lead_of_launch(timeline)[last, steps]))
+    if _as_far_behind(timeline, last, steps, lead, _PROMPT * step):
+        return False
     launches, rest = timeline.enqueued is not None, timeline.phases.index(OTHER)
     before_launches = lanes.host[: timeline.launched, last, steps].sum(axis=0).mean()
     if not launches and rest > timeline.launched:  # what only this host does in no phase may be before its last launch
         beyond_peers = lanes.least[rest] - pace_of_peers(lanes.least[rest], lanes.cohort)
         lead -= max(float(np.median(beyond_peers[last, steps])), 0.0)
-    elif lanes.wait is not None and lanes.wait.several and before_launches < step / 2:
+    elif not timeline.gathers and lanes.wait is not None and lanes.wait.several and before_launches < step / 2:
         return False  # what it needs from one launch to the next is known, and better than in phases
     if launches or (lanes.wait is not None and lanes.wait.lag == 0):
         soon = max(_PROMPT * step, 0.0 if launches else timeline.clock, _time_without_launches(timeline, lanes))
         return worked >= _HOST_SHARE * step and lead <= soon
     return worked >= _HOST_SHARE * step and max(lead / (1.0 - _HOST_SHARE), lanes.gpu / _HOST_SHARE) <= step
+
+
+def _as_far_behind(timeline: Timeline, last: Ints, steps: Ints, lead: float, least: float) -> bool:
+    """Whether GPUs run a step's first collective as late after its launch as its last, by more than ``least`` ns.
+
+    Then hosts launch as fast as GPUs run, and that is no work: they wait for a place in their full launch queue.
+    """
+    if timeline.queued is None:
+        return False
+    launching = float(np.nanmedian(timeline.spent[timeline.launched, last, steps]))
+    first = float(np.nanmedian(timeline.queued[last, steps]))
+    return least < first < launching and abs(lead - first) <= _NEGLIGIBLE * launching
 
 
 def build_lanes(timeline: Timeline) -> Lanes:

@@ -71,11 +71,14 @@ class Marks(NamedTuple):
     """Steps as hosts marked them: ``number`` and ``start`` [S], in order; ``at`` [K] when each collective started.
 
     All in ns of about one clock. Hosts run some steps ahead of their GPUs, so that ``at`` says no more than about when.
+    That of the last host is least ahead: ``all_started`` [S] and ``all_at`` [K] are when all ranks had.
     """
 
     number: Ints
     start: Floats
     at: Floats
+    all_started: Floats
+    all_at: Floats
 
 
 def infer(tokens: Ints, gap: Floats, marks: Marks | None = None, *, apart: bool = False) -> Ints:
@@ -213,9 +216,9 @@ def _marked_place(marks: Marks | None, first: int, gaps: Floats, count: int) -> 
     """The place in the pattern, which repeats so often from ``first`` on with these ``gaps`` [L], where steps begin."""
     longest, length = int(np.argmax(gaps)), len(gaps)
     stop = first + count * length
-    if marks is None or not np.isfinite(marks.at[first:stop]).all():
+    if marks is None or not np.isfinite(marks.all_at[first:stop]).all():
         return longest
-    at = np.searchsorted(np.maximum.accumulate(marks.at[first:stop]), marks.start)
+    at = np.searchsorted(np.maximum.accumulate(marks.all_at[first:stop]), marks.all_started)
     votes = np.bincount(at[(at > 0) & (at < stop - first)] % length, minlength=length)
     place = int(np.argmax(votes))
     clear = votes[place] >= _MOST_MARKS * votes.sum() > 0
@@ -354,10 +357,13 @@ def _marks(grid: Grid, table: Table) -> Marks | None:
     number, which = np.unique(table["step"], return_inverse=True) if rows(table) else (np.empty(0, np.int64), None)
     if which is None:
         return None
-    start = np.full(len(number), np.inf)
-    np.minimum.at(start, which, np.where(table["start_ns"] >= 0, table["start_ns"], np.inf).astype(np.float64))
+    begins = np.where(table["start_ns"] >= 0, table["start_ns"], np.nan).astype(np.float64)
+    start, all_started = np.full((2, len(number)), np.nan)
+    np.fmin.at(start, which, begins)
+    np.fmax.at(all_started, which, begins)
     known = np.isfinite(start)
-    return Marks(number[known], np.maximum.accumulate(start[known]), median(grid.start, axis=0))
+    start, all_started = (np.maximum.accumulate(one[known]) for one in (start, all_started))
+    return Marks(number[known], start, median(grid.start, axis=0), all_started, np.fmax.reduce(grid.start, axis=0))
 
 
 def _called_in(grid: Grid, table: Table) -> Ints:

@@ -14,9 +14,9 @@ from tests.recordings import OURS
 from tests.runs import blocks_of
 
 
-@pytest.mark.parametrize("name", ["ddp-observed-clean", "ddp-slow-forward-rank1", "fsdp-host-bound"])
+@pytest.mark.parametrize("name", ["ddp-observed-clean", "ddp-slow-forward-rank1", "fsdp-stalled-input-rank0"])
 def test_jobs_whose_gpus_are_the_bottleneck_are_judged_by_delays(name: str) -> None:
-    """So are those that gather parameters: hosts wait in many places there."""
+    """Also if they gather parameters."""
     found = blocks_of(load(OURS / f"{name}.tar.xz"))
     assert by_work(found) is found
 

@@ -75,6 +75,16 @@ def test_gpus_that_run_launches_late_set_the_pace_whatever_clocks_differ_by(queu
     assert self_time.paced_by_hosts(found, self_time.build_lanes(found)) == paced
 
 
+@pytest.mark.parametrize(("first_ms", "paced"), [(3.0, False), (0.5, True)])
+def test_hosts_that_wait_for_a_place_in_their_queues_set_no_pace(first_ms: float, paced: bool) -> None:
+    """GPUs idle while a batch is fetched. They run the step's last collective 3 ms late, and the first one as late."""
+    found = run(work(4, 120), 14.0, waits="before")
+    assert found.queued is not None
+    found = replace(found, arrived=found.arrived + 3.0 * MS, left=found.left + 3.0 * MS)
+    found = replace(found, queued=np.full_like(found.queued, first_ms * MS + 0.1 * MS))
+    assert self_time.paced_by_hosts(found, self_time.build_lanes(found)) == paced
+
+
 @pytest.mark.parametrize("waits", WAITS)
 def test_own_work_is_what_hosts_did_without_their_waits(waits: str) -> None:
     """Three hosts are 6 ms a step ahead and wait for that: their work is known within 2 % all the same."""

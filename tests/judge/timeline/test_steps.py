@@ -21,8 +21,13 @@ def layered(first: int = 0, clock: float = 0.0) -> tuple[np.ndarray[Any, Any], n
     start = (first + np.arange(STEPS)) * STEP
     at = start[:, None] + FORWARD + np.arange(3 * LAYERS) * BETWEEN + clock
     at += np.minimum(np.arange(STEPS), 2)[:, None] * 0.3 * STEP
-    marks = Marks(first + np.arange(STEPS), start, np.concatenate([[np.nan, np.nan], at.ravel()]))
-    return tokens, np.concatenate([[np.nan, 5e6], gap.ravel()]), marks
+    at = np.concatenate([[np.nan, np.nan], at.ravel()])
+    return tokens, np.concatenate([[np.nan, 5e6], gap.ravel()]), _of_all(first + np.arange(STEPS), start, at)
+
+
+def _of_all(number: Any, start: Any, at: Any) -> Marks:
+    """Marks of ranks that all do the same at once."""
+    return Marks(number, start, at, start, at)
 
 
 def test_a_layer_that_repeats_is_no_step_where_steps_are_marked() -> None:
@@ -96,7 +101,7 @@ def test_a_step_cut_in_two_by_start_up_begins_where_the_computing_is() -> None:
     """Half a step before the first whole one belongs to none."""
     tokens, gap, marks = layered()
     cut = 2 + 10
-    late = Marks(marks.number, marks.start, marks.at[cut:] - 0.6 * STEP)
+    late = _of_all(marks.number, marks.start, marks.at[cut:] - 0.6 * STEP)
     found = infer(tokens[cut:], gap[cut:], late)
     assert (found[: 3 * LAYERS - 10] == -1).all()
     assert found[3 * LAYERS - 10] == 1
@@ -114,7 +119,7 @@ def test_steps_that_begin_sooner_than_most_are_steps_too() -> None:
 def test_a_host_that_is_ahead_of_its_gpu_moves_no_number(lead: int) -> None:
     """While the GPU computes its first step the host launches the next ones: those are the GPU's first all the same."""
     tokens, gap, marks = layered()
-    hosts_ahead = Marks(marks.number, marks.start / (1 + lead), marks.at)
+    hosts_ahead = _of_all(marks.number, marks.start / (1 + lead), marks.at)
     found = infer(tokens, gap, hosts_ahead)
     assert (found[2], found[-1]) == (0, STEPS - 1)
 
@@ -123,7 +128,7 @@ def test_calls_of_which_the_first_are_not_recorded_are_of_the_steps_in_which_the
     """The record begins with step 10; hosts marked all steps."""
     tokens, gap, marks = layered()
     first = 2 + 10 * 3 * LAYERS
-    found = infer(tokens[first:], gap[first:], Marks(marks.number, marks.start, marks.at[first:] - 0.6 * STEP))
+    found = infer(tokens[first:], gap[first:], _of_all(marks.number, marks.start, marks.at[first:] - 0.6 * STEP))
     assert (found[0], found[-1]) == (10, STEPS - 1)
 
 
