@@ -221,8 +221,9 @@ WRITE_S = 0.25
 #: While cores are full every judgement takes time from a rank, and so from all that wait for it, however many cores
 #: there are. Full evaluations may take this share of one core, and incremental ones, each kind at least and at most so
 #: many seconds apart. What is new or open is judged for five times the share, and so is a job of which a rank is named:
-#: that it is well again is news. The share is halved each time, and doubled by each evaluation without news. A job that
-#: stands still is judged after the least, and again whenever that has lasted twice as long.
+#: it may soon be well again. The share is halved each time, down to the usual one. Each evaluation without news, or
+#: without a rank that is named, doubles it. A job that stands still is judged after the least, and again whenever that
+#: has lasted twice as long.
 FULL_SHARE, FULL_LEAST_S, FULL_MOST_S = 0.001, 10.0, 300.0
 NEWS_SHARE, MOST_HURRIED = 5 * FULL_SHARE, 5
 #: Longest CPU time (s) of a full evaluation while cores are full. It reads at most so many times the rows of the last
@@ -244,6 +245,11 @@ def _apart_s(took: float, share: float = FULL_SHARE) -> float:
     return min(max(took / share, FULL_LEAST_S), FULL_MOST_S)
 
 
+def _counted(times: int, *, more: bool) -> int:
+    """How often the share was halved, with one more or one fewer."""
+    return min(max(times + (1 if more else -1), 0), MOST_HURRIED)
+
+
 def share_of(cores: int) -> float:
     """The share of one core that full evaluations may take on a machine of so many."""
     return min(max(LEAST_SHARE * cores / CORES_A_SHARE, LEAST_SHARE), MOST_SHARE)
@@ -255,8 +261,9 @@ class _Turn:
     many ``ranks``, and the ``rows`` of an incremental one.
 
     ``last_whole`` is when that was, ``judged`` how many rows it read, ``soon`` whether it left something open.
-    ``hurried`` is how many more were made for something new or open than for nothing. ``calm`` is how many of the last
-    ones changed nothing. ``look_took`` is what the last incremental one took.
+    ``hurried`` is how many more were made for something new or open than for nothing, ``watched`` how many more turns
+    began with a rank named than without. ``calm`` is how many of the last full evaluations changed nothing.
+    ``look_took`` is what the last incremental one took.
     ``standing`` is what holds by the full evaluation, and ``newest`` what its newest steps said then. ``seen`` is what
     they say now, where evaluated, and ``asked`` what of it was new since. ``doubts`` is what the full evaluation does
     not confirm. ``past`` and ``counted`` are what a window passes to the next one.
@@ -272,6 +279,7 @@ class _Turn:
     judged: int = 0
     soon: bool = False
     hurried: int = 0
+    watched: int = 0
     calm: int = 0
     standing: Outcome = field(default_factory=Outcome)
     newest: Outcome = field(default_factory=Outcome)
@@ -285,18 +293,23 @@ class _Turn:
         """Seconds between incremental evaluations, as far as the job's size requires."""
         return min(self.look_took / OF_A_LARGE_JOB, APART_S) if self.ranks > MANY_RANKS else 0.0
 
-    def between_wholes_s(self) -> float:
-        """Seconds between full evaluations while cores are full, where the newest steps are evaluated in between."""
-        return self._between_s(self.took, soon=self.soon or bool(self.asked))
+    @property
+    def open(self) -> bool:
+        """Whether there is something new, or left open."""
+        return self.soon or bool(self.asked)
 
-    def between_turns_s(self, took: float) -> float:
-        """Seconds between turns that take so much, while cores are full. A rank that is named may be well again."""
-        named = any(ranks for _, ranks in self.standing.costs)
-        return self._between_s(took, soon=named or self.soon or bool(self.asked))
+    @property
+    def named(self) -> bool:
+        """Whether a verdict that holds names ranks, which may be well again."""
+        return any(ranks for _, ranks in self.standing.costs)
 
-    def _between_s(self, took: float, *, soon: bool) -> float:
-        apart_s = _apart_s(took)
-        return min(_apart_s(took, NEWS_SHARE) * 2.0**self.hurried, apart_s) if soon else apart_s
+    def between_s(self, took: float) -> float:
+        """Seconds between evaluations that take so much CPU time, while cores are full."""
+        halved = min(
+            self.hurried if self.open else MOST_HURRIED,
+            self.watched if self.named else MOST_HURRIED,
+        )
+        return min(_apart_s(took, NEWS_SHARE) * 2.0**halved, _apart_s(took))
 
     def after_others(self, run: Run) -> Run:
         """A window, with what those before it tell of it."""
@@ -365,7 +378,7 @@ class Judging:
             return True  # two at once would take a core from two ranks
         if full:
             took = 0.0 if turn is None else turn.look_took if self.costly(job) else turn.took
-            apart_s = FULL_FIRST_S if turn is None else turn.between_turns_s(took)
+            apart_s = FULL_FIRST_S if turn is None else turn.between_s(took)
         else:
             apart_s = STARTING_S if turn is None else 0.0
         if still_s >= FULL_LEAST_S:
@@ -417,7 +430,7 @@ class Judging:
     def full_due(self, job: str) -> bool:
         """Whether a full evaluation is due now: for news, or because the last one was long ago."""
         turn, now = self._turns[job], self._clock()
-        if self._full() and now - turn.last_whole < turn.between_wholes_s():
+        if self._full() and now - turn.last_whole < turn.between_s(turn.took):
             return False
         return now >= turn.whole and self._affords(turn, WHOLES_AHEAD)
 
@@ -453,7 +466,7 @@ class Judging:
 
         def of_all(judge: Judge) -> dict[str, Any]:
             asked, before, newest = turn.asked, turn.standing, turn.seen
-            turn.hurried = min(max(turn.hurried + (1 if turn.soon or asked else -1), 0), MOST_HURRIED)
+            turn.hurried = _counted(turn.hurried, more=turn.open)
             turn.last_whole, turn.soon = self._clock(), False
             window = turn.after_others(run())
             turn.judged = len(window.collectives["rank"])
@@ -555,6 +568,7 @@ class Judging:
         turn, now = self._turns.setdefault(job, _Turn()), self._clock()
         due = turn.next if 0.0 <= now - turn.next < 2 * WRITE_S else now
         turn.next = due + max(turn.between_looks_s(), self._period)
+        turn.watched = _counted(turn.watched, more=turn.named)
         self._last[job] = now
         return turn
 

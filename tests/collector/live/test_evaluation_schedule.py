@@ -103,15 +103,34 @@ def test_what_changes_is_judged_within_seconds_however_much_a_judgement_takes() 
     assert first < 212.0
 
 
-@pytest.mark.parametrize(("whole_s", "last"), [(0.07, "whole"), (0.3, "newest")])
-def test_a_rank_that_is_well_again_is_named_no_more_within_seconds(whole_s: float, last: str) -> None:
-    """However long it was named, while cores are full: windows show that, or the newest steps and then a window."""
+#: The same for windows that are judged in full, and for those whose newest steps are.
+KINDS = pytest.mark.parametrize(("whole_s", "last"), [(0.07, "whole"), (0.3, "newest")])
+
+
+def with_a_slow_rank(whole_s: float) -> Paced:
+    """A job on full cores, of which one rank is slow from its 700th second on."""
     paced = Paced(cores_are_full=lambda: True, whole_s=whole_s, look_s=lambda rows: 0.07)
-    paced.names = {"whole": (3,), "newest": (3,)}
     times(paced, 700.0)
-    now = next(float(second) for second in range(701, 1100) if times(paced, float(second), last))
-    paced.names = {"whole": (), "newest": ()}
-    assert times(paced, now + 16.0)
+    paced.names = {"whole": (3,), "newest": (3,)}
+    return paced
+
+
+@KINDS
+def test_a_rank_that_was_just_named_is_judged_again_within_seconds(whole_s: float, last: str) -> None:
+    """It may be well again: a window shows that, or the newest steps, which a window is to confirm."""
+    paced = with_a_slow_rank(whole_s)
+    named = next(float(second) for second in range(701, 1100) if times(paced, float(second)))
+    assert times(paced, named + 16.0, last)
+
+
+@KINDS
+def test_judging_takes_no_more_of_full_cores_while_a_rank_stays_named(whole_s: float, last: str) -> None:
+    """A thousandth of a core each for windows and newest steps: a rank that is slow for hours is the usual case."""
+    paced = with_a_slow_rank(whole_s)
+    times(paced, 1200.0)
+    before = paced.used
+    times(paced, 4200.0)
+    assert (paced.used - before) / 3000.0 < (0.0011 if last == "whole" else 0.0021)
 
 
 @pytest.mark.parametrize("whole_s", [0.3, 2.0])
