@@ -38,8 +38,12 @@ BEGINS_NS = 16 * NS
 #: Samples are so much further apart there.
 FULL_SAMPLING = 2
 #: Samples at equal distances never see what recurs in time with them, such as a stop every two seconds. So each is
-#: taken elsewhere in its period: multiples of the golden ratio, modulo 1, leave the smallest gaps (H. Weyl, 1916).
+#: taken elsewhere in its period: multiples of the golden ratio, modulo 1, are the most evenly spread, however many
+#: (by the three-distance theorem, V. T. Sós, 1958). Samples are then 0.62 or 1.62 periods apart.
 GOLDEN = (5**0.5 - 1) / 2
+#: Without a sample the agent wakes after an interval, unless one is due within so many: it then wakes for that alone.
+#: Rings hold more than that; those of MPI calls are looked at sooner.
+MERGED = 1.7
 #: A batch is made of so many events, however soon: as rows they are some 10 MiB, and a collector takes 16.
 BATCH_EVENTS = 1 << 17
 #: Where no rank of a node has written anything for long a batch is made this often: whether a job hangs is a matter of
@@ -131,7 +135,8 @@ class Agent:
             self.flush(now_ns)
         soon_ns = now_ns + BUSY_NS if busy else max(self._stalled_batch_ns(now_ns), now_ns + STALLED_BATCH_NS)
         look_ns = self.rings.look_ns(now_ns)
-        next_ns = min(self._sample_ns, now_ns + self._interval_ns)
+        merged = self._sample_ns <= now_ns + int(MERGED * self._interval_ns)
+        next_ns = self._sample_ns if merged else now_ns + self._interval_ns
         return min(next_ns, soon_ns, NEVER_NS if look_ns is None else now_ns + look_ns)
 
     def _next(self, period_ns: int, now_ns: int) -> int:
@@ -143,9 +148,9 @@ class Agent:
         return now_ns + period_ns - (self._unix_ns(now_ns) - shift_ns) % period_ns
 
     def _next_sample(self, period_ns: int, now_ns: int) -> int:
-        """The same, later by a part of the period that differs each time, and is the same on all nodes.
+        """The same, later by a part of the period that differs each time.
 
-        Two samples are at least half a period apart.
+        So all nodes sample at the same times while cores are full. Two samples are at least half a period apart.
         """
         next_ns = self._next(period_ns, now_ns)
         if not self._irregular:

@@ -156,6 +156,20 @@ def test_samples_see_what_recurs_in_time_with_them(
     assert sum(stopped) / len(stopped) == pytest.approx(stopped_s / 2, abs=0.03)
 
 
+@pytest.mark.parametrize("full", [False, True])
+def test_irregular_samples_wake_the_agent_no_more_often(tmp_path: Path, full: bool) -> None:
+    """Than regular ones: each time it wakes it may take a core from a rank."""
+    kinds = {"cpu": samplers.load()["cpu"]}
+    woken = []
+    for irregular in (False, True):
+        mine = agent(tmp_path, None, kinds, lambda: full, irregular=irregular)
+        at = times = 0
+        while at < 200 * NS:
+            at, times = mine.tick(at), times + 1
+        woken.append(times)
+    assert woken[1] <= woken[0] + 1
+
+
 def test_a_batch_is_made_sooner_where_much_is_written(
     tmp_path: Path, writer: ring.Writer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,7 +1,8 @@
 """Ranks whose process was stopped: by SIGSTOP or a like signal, or by a debugger.
 
-The agent samples the state of each process about once a second. A process stopped at a sample is a fact; one that is
-not says nothing of the time between samples. So a stop lasted at least from its first sample to its last.
+The agent samples the state of each process about once a second, on full cores every two seconds, at irregular times.
+A process stopped at a sample is a fact; one that is not says nothing of the time between samples. So a stop lasted at
+least from its first sample to its last.
 """
 
 from __future__ import annotations
