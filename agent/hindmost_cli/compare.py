@@ -55,8 +55,8 @@ def run(args: argparse.Namespace) -> int:
     if args.more and conditions:
         raise UsageError("--fail-if compares two runs; give A and B only")
     every = [args.a, args.b, *args.more]
-    known = [one if isinstance(one, str) else str(one.resolve()) for one in every]
-    if twice := next((one for at, one in enumerate(every) if known[at] in known[:at]), None):
+    names = [one if isinstance(one, str) else str(one.resolve()) for one in every]
+    if twice := next((one for at, one in enumerate(every) if names[at] in names[:at]), None):
         raise UsageError(f"{twice}: one run is named twice; name different runs")
     found = scaled(every, thresholds) if args.more else compared(args.a, args.b, thresholds)
     failed = [one for one in conditions if one.holds(found)]

@@ -17,8 +17,9 @@ from typing import Any
 
 from hindmost_collector.ingest.row_builder import bounded
 
-#: Of each of the last windows, so long, the best round trip is kept.
+#: Of each window, so long, the best round trip is kept.
 WINDOW_NS = 30_000_000_000
+#: Of so many windows, the last: twenty minutes show the drift.
 WINDOWS = 40
 #: Crystal oscillators stay well under this; more is a stopped or stepped clock.
 DRIFT_LIMIT = 500e-6

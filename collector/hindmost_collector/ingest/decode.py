@@ -254,9 +254,9 @@ class Decoder:
         group, rows = self._definitions.group(block.ranks), block.rows
         row_count = varint_count(rows)
         counts = rows if rows.isascii() else varints(rows).tolist()
-        if row_count != len(group.owners) or sum(counts) != count:
-            before_these = len(group.owners)
-            raise Malformed(f"{sum(counts)} rows of {row_count} ranks in a block of {count} rows, {before_these} ranks")
+        ranks = len(group.owners)
+        if row_count != ranks or sum(counts) != count:
+            raise Malformed(f"{sum(counts)} rows of {row_count} ranks in a block of {count} rows, {ranks} ranks")
         if group.job is not None:
             return ((block, count, group.job, Owners(rows, group.ranks)),)
         ends = itertools.accumulate(counts)

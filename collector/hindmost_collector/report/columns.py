@@ -74,8 +74,8 @@ _SETTINGS, _TRIED = 2, 0.05
 def settings(report: Mapping[str, Any]) -> list[str]:
     """The settings that are worth trying and that no verdict advises, each with what was found."""
     advice = (report.get("sections") or {}).get("advice") or {}
-    found = [one for one in advice.get("settings", ()) if (one["share"] or 0.0) >= _TRIED]
-    return [f"{one['set']} ({one['found']})" for one in found if not says(report, one["set"])][:_SETTINGS]
+    tried = [one for one in advice.get("settings", ()) if (one["share"] or 0.0) >= _TRIED]
+    return [f"{one['set']} ({one['found']})" for one in tried if not says(report, one["set"])][:_SETTINGS]
 
 
 def says(report: Mapping[str, Any], do: str) -> bool:

@@ -364,20 +364,20 @@ def _says(row: Mapping[str, Any], rest: Iterable[Column]) -> bool:
     return any(row.get(column.key) is not None for column in rest)
 
 
-def _side_by_side(tables: list[dict[str, Any]], title: str) -> Shown:
+def _side_by_side(rows: list[dict[str, Any]], title: str) -> Shown:
     """The rows of a fault, a column for each measure that is another in its steps than in the whole run."""
-    steps = [row["whole_run_ms"] for row in tables if row["measure"] == "step"]
+    steps = [row["whole_run_ms"] for row in rows if row["measure"] == "step"]
     least = CHANGED * max((ms for ms in steps if ms is not None), default=0.0)
     named, by_rank = ["step"], dict[int, dict[str, Any]]()
-    for row in tables:
+    for row in rows:
         measured = None not in (row["ms"], row["whole_run_ms"])
         by_rank.setdefault(row["rank"], {"rank": row["rank"]})[row["measure"]] = (
             f"{columns.number(row['ms'])} ({columns.number(row['whole_run_ms'])})" if measured else None
         )
         if measured and abs(row["ms"] - row["whole_run_ms"]) > least and row["measure"] not in named:
             named.append(row["measure"])
-    until = "" if tables[0]["until_step"] is None else f" to before {tables[0]['until_step']}"
-    steps_of = f"{tables[0]['since_step']}{until or ' to the last'}"
+    until = "" if rows[0]["until_step"] is None else f" to before {rows[0]['until_step']}"
+    steps_of = f"{rows[0]['since_step']}{until or ' to the last'}"
     about = f"ms per step in steps {steps_of}, medians but of caused wait; in brackets in the whole run."
     shown_columns = (RANK, *(Column(name, name, "words") for name in named))
     return Shown("phases", "fault", title, about, shown_columns, list(by_rank.values()))

@@ -342,22 +342,22 @@ def in_flight(scenario: Scenario, draws: Draws, timing: Timing, seen_ns: int | N
 
     ``seen_ns`` is when it was looked at, ns since the run's begin: unless given, :data:`SEEN_SECONDS` after the stop.
     """
-    mask = standing(scenario)
-    if not mask:
+    stops = standing(scenario)
+    if not stops:
         return table("in_flight", rank=[])
-    known, at = groups(scenario), [one.place for one in mask]
+    known, at = groups(scenario), [one.place for one in stops]
     place, count = numbers([item.groups for item in timing.collectives])
-    ranks = np.concatenate([one.ranks for one in mask])
-    size = [len(one.ranks) for one in mask]
-    entered = np.concatenate([timing.start[scenario.halts_at, one.place, one.ranks] for one in mask])
+    ranks = np.concatenate([one.ranks for one in stops])
+    size = [len(one.ranks) for one in stops]
+    entered = np.concatenate([timing.start[scenario.halts_at, one.place, one.ranks] for one in stops])
     seen = stopped_ns(scenario, timing) + SEEN_SECONDS * 10**9 if seen_ns is None else seen_ns
     kinds = [known[timing.collectives[i].groups] for i in at]
     found = table(
         "in_flight",
         rank=ranks,
         kind="collective",
-        name=np.repeat([one.op for one in mask], size),
-        comm=np.concatenate([comm_id(kind, kind.member[one.ranks]) for kind, one in zip(kinds, mask, strict=True)]),
+        name=np.repeat([one.op for one in stops], size),
+        comm=np.concatenate([comm_id(kind, kind.member[one.ranks]) for kind, one in zip(kinds, stops, strict=True)]),
         seq=np.repeat(scenario.whole_steps * count[at] + place[at], size),
         start_ns=on_host_clock(draws, entered, ranks),
         observed_ns=on_host_clock(draws, np.full(len(ranks), float(seen)), ranks),

@@ -231,13 +231,11 @@ class StoreRecorder:
         """
         if not (self.failing or self.detached):
             log.error("recording stopped: %s; judging goes on from memory, agents keep what they can", self.trouble)
-        definitions = {job: [chunk.definitions() for chunk in chunks] for job, chunks in self._pending.items()}
+        emptied = {job: [chunk.definitions() for chunk in chunks] for job, chunks in self._pending.items()}
         before, self.detached = self._waiting_bytes, True
         self._pending, self._sequences = defaultdict(list), {}
-        self._waiting_bytes = sum(chunk.bytes for chunks in definitions.values() for chunk in chunks)
-        self._pending.update(
-            {job: [chunk for chunk in chunks if not chunk.empty] for job, chunks in definitions.items()}
-        )
+        self._waiting_bytes = sum(chunk.bytes for chunks in emptied.values() for chunk in chunks)
+        self._pending.update({job: [chunk for chunk in chunks if not chunk.empty] for job, chunks in emptied.items()})
         self.shed_bytes += before - self._waiting_bytes
 
 

@@ -290,7 +290,7 @@ class Column:
     averaged: bool = False
 
     def level(self, ranks: int, inside: Array) -> Floats:
-        """[R] median or mean of a gauge, or rate of a rank's counters together, over the samples ``held`` [N]."""
+        """[R] median or mean of a gauge, or rate of a rank's counters together, over the samples ``inside`` [N]."""
         row, value = self.row[inside], self.value[inside]
         out = np.full(ranks, np.nan)
         if self.seconds is not None:

@@ -93,10 +93,10 @@ def _knotted(targets: Mapping[int, Collection[int]]) -> set[int]:
     left = set(targets)
     while True:
         leads = {node for node in left if any(target in left for target in targets[node])}
-        mask = leads & {target for node in leads for target in targets[node]}
-        if mask == left:
+        both = leads & {target for node in leads for target in targets[node]}
+        if both == left:
             return left
-        left = mask
+        left = both
 
 
 def _back_to(start: int, targets: Mapping[int, Collection[int]]) -> tuple[int, ...]:

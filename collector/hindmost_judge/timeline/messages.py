@@ -297,7 +297,7 @@ def with_gathers_joined(run: Run) -> Run:
 
 @dataclass
 class _Calls:
-    """Calls ``held`` [N] (rows of the table), rank by rank and in order, and what ``kind`` [N] they are."""
+    """Calls ``indices`` [N] (rows of the table), rank by rank and in order, and what ``kind`` [N] they are."""
 
     run: Run
     indices: Ints

@@ -296,8 +296,8 @@ class RankRows(PlainRows):
 
     def _plain(self, places: range) -> list[dict[str, Any]]:
         """The rows of these places only."""
-        of_class = np.array(places, np.int64)
-        ranks = self.ranks[of_class].tolist()
+        chosen = np.array(places, np.int64)
+        ranks = self.ranks[chosen].tolist()
         phases: list[Any] = [self.logged.get(rank, {}) for rank in ranks]
         if self.phases:
             known = [(at, self._judged_at[place]) for at, place in enumerate(places) if place in self._judged_at]
@@ -306,7 +306,7 @@ class RankRows(PlainRows):
             for (at, _), row in zip(known, measured, strict=True):
                 phases[at] = row
         texts = {name: [values[place] for place in places] for name, values in self.texts.items()}
-        figures = {name: _finite(values[of_class]) for name, values in self.figures.items()}
+        figures = {name: _finite(values[chosen]) for name, values in self.figures.items()}
         columns = {"rank": ranks, **texts, "phases_ms": phases, **figures}
         unknown: list[None] = [None] * len(places)
         fields = {one.name: columns.get(one.name, unknown) for one in dataclasses.fields(RankRow)}

@@ -200,8 +200,8 @@ def test_a_quota_that_is_not_known_to_stop_ranks_is_no_fault_of_other_processes(
     limits = []
     for one in (with_quota, without):
         more = metrics(one)
-        held = {name: np.concatenate([run.metrics[name], more[name]]) for name in more}
-        limits.append(judge(replace(run, metrics=held)).job.bound)
+        both = {name: np.concatenate([run.metrics[name], more[name]]) for name in more}
+        limits.append(judge(replace(run, metrics=both)).job.bound)
     assert ["processes" in (one.evidence if one else "") for one in limits] == [False, True]
 
 
