@@ -282,11 +282,16 @@ def _longer(blocks: Blocks, rows: Ints, longer: float, hides: str) -> str:
     return f"{names(blocks.ranks[rows].tolist())} {waits}; {'it ' if hides == _HIDDEN else ''}{hides}"
 
 
-def input_share(inputs: Floats, blocks: Blocks) -> float:
-    """Input that half of these ranks reach in the mean step as a share of it, where the GPU does not hide it.
+#: A time block of input has at least so many steps, in which each worker has its turn; there are up to so many blocks.
+_TURN, _BLOCKS = 8, 5
 
-    Workers deliver batches in turn: after a step that waits for one, most find theirs. NaN where a GPU works and its
-    phases are not known (yet: the first steps' come late): it may hide all of it.
+
+def input_share(inputs: Floats, blocks: Blocks) -> float:
+    """Input that half of these ranks reach as a share of the step, where the GPU does not hide it.
+
+    Workers deliver batches in turn: after a step that waits for one, most find theirs. So it is the mean of a time
+    block, and that of the median block: a stall is in one of them. NaN where a GPU works and its phases are not known
+    (yet: the first steps' come late): it may hide all of it.
     """
     shown = inputs
     gpu = [blocks.parts[name] for name in ("gpu_forward", "gpu_backward", "gpu_optimizer") if name in blocks.parts]
@@ -297,4 +302,7 @@ def input_share(inputs: Floats, blocks: Blocks) -> float:
         shown = np.minimum(shown, np.maximum(blocks.period - busy, 0.0))
     elif blocks.joined is not None and blocks.joined.gpu_time and blocks.lanes is None:
         return float("nan")
-    return float(lower_median(mean(shown), axis=0) / average(blocks.period))
+    count = min(shown.shape[1] // _TURN, _BLOCKS)
+    cuts = np.array_split(np.arange(shown.shape[1]), count if count > 1 else shown.shape[1])
+    shares = [mean(shown[:, cut]) / average(blocks.period[cut]) for cut in cuts]
+    return float(lower_median(lower_median(np.stack(shares, axis=1), axis=1), axis=0))

@@ -277,6 +277,18 @@ def test_input_of_workers_that_deliver_in_turn_limits_the_job(workers: int, wait
     assert re.match(r"the typical rank waits (9.9|10.\d) ms of 14.\d ms per step for input", limited.evidence[0])
 
 
+@pytest.mark.parametrize("stalls", [1, 2])
+def test_input_that_stalls_once_or_twice_limits_no_job(stalls: int) -> None:
+    """2 s in one of 200 steps is half of their time, and no loader that is too slow."""
+    once = [
+        {"rank": rank, "input": 2000.0, "from": step, "until": step + 1}
+        for rank in range(4)
+        for step in (80, 150)[:stalls]
+    ]
+    run = make(Load(kind="torch", ranks=4, steps=200, compute=20.0, faults=once))
+    assert "input_bound" not in [kind for kind, _, _ in found(run)]
+
+
 def test_a_long_input_is_no_want_of_a_cpu() -> None:
     """Where ranks share CPUs, a rank that waits in its own marked input is late for that."""
     run = make(Load(ranks=3, steps=120, cpus=2, faults=[{"rank": 1, "blocked": 26.0}]))
