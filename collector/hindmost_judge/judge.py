@@ -379,9 +379,9 @@ def _unclear(run: Run, blocks: Blocks, settings: Settings) -> Verdict | None:
 def _cpu_use(run: Run, blocks: Blocks | None) -> dict[str, usage.CpuUse]:
     """Node to who used its CPUs in the judged steps; in all of the recording where too little was sampled in these.
 
-    None where a binding or a quota keeps all ranks from using what others leave.
+    None where a quota keeps all ranks from using what others leave.
     """
-    if cpu_sharing.all_bound(run):
+    if cpu_sharing.all_bound(run, by_quota=True):
         return {}
     metrics, span = telemetry.Metrics.of(run), usage.of_steps(run, blocks)
     of_steps = usage.cpu_use(metrics.during(*span)) if span is not None else {}

@@ -9,8 +9,10 @@ files.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import wraps
+from typing import TypeVar
 
 import numpy as np
 
@@ -29,6 +31,8 @@ NEEDS = "needs"
 OFF = "off the CPU"
 #: Parts of a step that are the scheduler's doing where CPUs are shared.
 _WAITING = ("self_runqueue", "self_blocked", "runqueue")
+#: A quota matters that stops its group for this share of the time.
+QUOTA = 0.05
 #: Share of the steps with CPU times of every rank, needed to speak for the job.
 _MEASURED = 0.5
 
@@ -42,24 +46,35 @@ def find(run: Run) -> Sharing | None:
     return max([*crowded, *(bound(run) if all_bound(run) else ())], key=lambda one: one.ranks / one.cpus, default=None)
 
 
-def all_bound(run: Run) -> bool:
-    """Whether every rank shares too few CPUs by a binding or a quota: the node's other processes do not matter then."""
-    return {rank for one in bound(run) for rank in one.members} >= set(run.ranks["rank"].tolist())
+def all_bound(run: Run, *, by_quota: bool = False) -> bool:
+    """Whether every rank shares too few CPUs by a binding or a quota; ``by_quota``: by this alone.
+
+    What a quota allows is taken by no process of another group. CPUs of a binding are open to all processes.
+    """
+    members = {rank for one in bound(run) if not (by_quota and one.listed) for rank in one.members}
+    return members >= set(run.ranks["rank"].tolist())
 
 
-#: What was found of a run, by its id for as long as that lives: a judgement asks several times.
-_BOUND: dict[int, list[CpuBinding]] = {}
+_T = TypeVar("_T")
 
 
+def _once(of: Callable[[Run], _T]) -> Callable[[Run], _T]:
+    """Remember what was found of a run, by its id for as long as that lives: a judgement asks several times."""
+    results: dict[int, _T] = {}
+
+    @wraps(of)
+    def remembered(run: Run) -> _T:
+        if id(run) not in results:
+            results[id(run)] = of(run)
+            weakref.finalize(run, results.pop, id(run), None)
+        return results[id(run)]
+
+    return remembered
+
+
+@_once
 def bound(run: Run) -> list[CpuBinding]:
     """The sets of ranks that are bound to fewer CPUs than they are, on nodes that have more CPUs than that."""
-    if id(run) not in _BOUND:
-        _BOUND[id(run)] = _bound(run)
-        weakref.finalize(run, _BOUND.pop, id(run), None)
-    return _BOUND[id(run)]
-
-
-def _bound(run: Run) -> list[CpuBinding]:
     allowed: dict[str, dict[int, frozenset[int]]] = {}
     listed: dict[frozenset[int], str] = {}
     metrics = Metrics.of(run)
@@ -82,7 +97,7 @@ def _bound(run: Run) -> list[CpuBinding]:
             for oversubscription in cpu_wait.oversubscriptions(of_ranks)
             if len(oversubscription.cpus) < of
         ]
-    return [*found, *_by_quota(run, metrics, nodes, {one.node for one in found})]
+    return [*found, *_by_quota(run, nodes, {one.node for one in found})]
 
 
 def _nodes(run: Run) -> dict[str, tuple[int, int]]:
@@ -93,44 +108,69 @@ def _nodes(run: Run) -> dict[str, tuple[int, int]]:
     return {node: (ranks[node], int(count)) for node, count in counts.items() if node in ranks and count > 0}
 
 
-def _by_quota(run: Run, metrics: Metrics, nodes: dict[str, tuple[int, int]], known: set[str]) -> list[CpuBinding]:
+def _by_quota(run: Run, nodes: dict[str, tuple[int, int]], known: set[str]) -> list[CpuBinding]:
     """The ranks that are in a control group with a quota of fewer CPUs than they are."""
+    found = list[CpuBinding]()
+    for one in _quotas(run).groups:
+        _, of = nodes.get(one.node, (0, 0))
+        count = len(one.ranks)
+        if one.node not in known and count > 1 and one.cpus < min(count, of):
+            found.append(CpuBinding(one.node, count, max(int(one.cpus), 1), one.ranks, "", of, one.stopped))
+    return found
+
+
+@dataclass(frozen=True)
+class _Group:
+    """A control group with a quota: how many CPUs it may use, its ranks, and for how many s per s it was stopped."""
+
+    node: str
+    name: str
+    cpus: float
+    ranks: tuple[int, ...]
+    stopped: float
+
+
+@dataclass(frozen=True)
+class _Quotas:
+    """The control groups that have a quota, and whether the group of every rank is known."""
+
+    groups: list[_Group]
+    all_known: bool
+
+
+@_once
+def _quotas(run: Run) -> _Quotas:
+    metrics = Metrics.of(run)
     stopped = {}
     for series in metrics.series("hindmost_node_cgroup_cpu_throttled_seconds_total"):
         seconds = float(np.ptp(series.times)) / 1e9
         if seconds > 0:
             stopped[series.node, series.labels.get("cgroup", "")] = float(np.ptp(series.values)) / seconds
-    found = list[CpuBinding]()
-    for node, group, limit, members in _quotas(run, metrics):
-        _, of = nodes.get(node, (0, 0))
-        if node not in known and len(members) > 1 and limit < min(len(members), of):
-            throttled = stopped.get((node, group), 0.0)
-            found.append(CpuBinding(node, len(members), max(int(limit), 1), tuple(sorted(members)), "", of, throttled))
-    return found
-
-
-def _quotas(run: Run, metrics: Metrics) -> Iterator[tuple[str, str, float, list[int]]]:
-    """Each control group with a limit: its node, its name, how many CPUs it may use, and the ranks in it."""
-    groups = _last_stated(run, metrics, "hindmost_process_cpu_cgroup_info", "cgroup")
+    stated = _last_stated(run, metrics, "hindmost_process_cpu_cgroup_info", "cgroup")
+    on: dict[str, list[tuple[int, str]]] = {}
+    for rank, (node, group) in sorted(stated.items()):
+        on.setdefault(node, []).append((rank, f"{group}/"))
+    groups = []
     for series in metrics.series("hindmost_node_cgroup_cpu_limit_cores"):
-        node, group, limit = series.node, series.labels.get("cgroup", ""), typical([series])
-        within = group.rstrip("/") + "/"
-        if limit > 0:
-            yield (
-                node,
-                group,
-                limit,
-                [rank for rank, (on, its) in groups.items() if on == node and f"{its}/".startswith(within)],
-            )
+        node, name, cpus = series.node, series.labels.get("cgroup", ""), typical([series])
+        within = name.rstrip("/") + "/"
+        if cpus > 0:
+            ranks = tuple(rank for rank, group in on.get(node, ()) if group.startswith(within))
+            groups.append(_Group(node, name, cpus, ranks, stopped.get((node, name), 0.0)))
+    return _Quotas(groups, len(stated) == len(run.ranks["rank"]))
 
 
 def own_quota(run: Run, rank: int) -> tuple[str, float] | None:
-    """The control group that allows this rank fewer CPUs than any other rank has, and how many; ``None``: no such."""
-    limits = dict.fromkeys(run.ranks["rank"].tolist(), ("", np.inf))
-    for _, group, limit, members in _quotas(run, Metrics.of(run)):
-        limits |= {one: (group, limit) for one in members if limit < limits.get(one, ("", np.inf))[1]}
-    group, least = limits.pop(rank, ("", np.inf))
-    return (group, least) if least < min((limit for _, limit in limits.values()), default=0.0) else None
+    """The control group that stops this rank and allows it fewer CPUs than any other rank has, and how many.
+
+    ``None``: there is no such group, or the group of some rank is not known.
+    """
+    quotas = _quotas(run)
+    own = min((one for one in quotas.groups if rank in one.ranks), key=lambda one: one.cpus, default=None)
+    if own is None or not quotas.all_known or own.stopped < QUOTA:
+        return None
+    as_few = {other for one in quotas.groups if one.cpus <= own.cpus for other in one.ranks}
+    return (own.name, own.cpus) if as_few == {rank} else None
 
 
 def _last_stated(run: Run, metrics: Metrics, name: str, label: str) -> dict[int, tuple[str, str]]:

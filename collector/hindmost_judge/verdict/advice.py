@@ -88,7 +88,6 @@ def place(run: Run, ranks: Sequence[int]) -> Place:
         framework=min(frameworks, default=""),
         python=in_python(run),
         runs=run.at_work,
-        quota=cpu_sharing.own_quota(run, ranks[0]) if len(ranks) == 1 else None,
     )
 
 
@@ -126,8 +125,10 @@ def on(found: Verdict, run: Run) -> Verdict:
         )
     if found.kind not in _LATE:
         return found
-    where = place(run, found.ranks)
-    do = [of_cause(cause, where) for cause in found.causes or (found.cause or "unknown",)]
+    where, causes = place(run, found.ranks), found.causes or (found.cause or "unknown",)
+    if "cpu_contention" in causes and len(found.ranks) == 1:
+        where = replace(where, quota=cpu_sharing.own_quota(run, found.ranks[0]))
+    do = [of_cause(cause, where) for cause in causes]
     marked = bool((run.steps["input_ns"] >= 0).any() or (run.intervals["name"] == "input").any())
     loads = run.job.source == Job.source and in_python(run) and not marked  # perhaps, by a loader of its own
     if found.cause == "unknown" and found.partial == "blocked" and loads:

@@ -112,15 +112,28 @@ def test_a_step_of_which_most_was_measured_shows_what_its_rank_waits_for() -> No
     assert (verdict.ranks, verdict.cause) == ((1,), "cpu_contention")
 
 
-@pytest.mark.parametrize(("other", "raises"), [(None, True), (2.0, True), (0.5, False)])
-def test_the_advice_is_to_raise_a_quota_that_the_other_rank_does_not_have(other: float | None, raises: bool) -> None:
-    """The kernel says which control group each rank is in, and how many CPUs that may use."""
+@pytest.mark.parametrize(
+    ("other", "stopped", "sampled", "raises"),
+    [
+        (None, 0.2, 2, True),
+        (2.0, 0.2, 2, True),
+        (0.5, 0.2, 2, False),
+        (2.0, 0.0, 2, False),  # a limit that stops nothing
+        (2.0, 0.2, 1, False),  # the other rank's limit is not known
+    ],
+)
+def test_the_advice_is_to_raise_a_quota_that_the_other_rank_does_not_have(
+    other: float | None, stopped: float, sampled: int, raises: bool
+) -> None:
+    """The kernel says which control group each rank is in, how many CPUs that may use, and how long it was stopped."""
     run = paused_in_turn()
     limits = {"/slow": 0.5} | ({"/fast": other} if other else {})
     found = [
         ("hindmost_node_cgroup_cpu_limit_cores", f'{{"cgroup": "{group}"}}', 1, at) for group, at in limits.items()
     ]
-    for rank, group in enumerate(("/fast", "/slow")):
+    name = "hindmost_node_cgroup_cpu_throttled_seconds_total"
+    found += [(name, '{"cgroup": "/slow"}', second, stopped * second) for second in (0, 2)]
+    for rank, group in ((1, "/slow"), (0, "/fast"))[:sampled]:
         labels = f'{{"job": "made", "rank": "{rank}", "cgroup": "{group}"}}'
         found.append(("hindmost_process_cpu_cgroup_info", labels, 1, 1.0))
     (verdict,) = judge(replace(run, metrics=metrics(found))).verdicts

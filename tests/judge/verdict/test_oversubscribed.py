@@ -184,25 +184,27 @@ def test_ranks_in_a_quota_of_fewer_cpus_share_it(stopped: float, group: str, ran
         assert one.advice[0].startswith("raise the CPU quota")
 
 
-def test_a_quota_that_is_not_known_to_stop_ranks_is_no_fault_of_other_processes() -> None:
-    """What these use is what the quota leaves: in a short job its stops are sampled once, which is no rate."""
-    run = bound(shared(2, 0, 1), {0: "0-7", 1: "0-7"}, of=2)
+@pytest.mark.parametrize(("cpus", "quota", "others"), [("0-7", True, False), ("0-7", False, True), ("0", False, True)])
+def test_other_processes_are_left_out_where_a_quota_holds_all_ranks(cpus: str, quota: bool, others: bool) -> None:
+    """What these use is what the quota leaves; in a short job its stops are sampled once, which is no rate. CPUs of a
+    binding are open to other processes, too."""
+    slow = make(Load(ranks=2, steps=150, faults=[{"rank": 0, "compute": 6.0}]))
+    run = bound(slow, {0: cpus, 1: cpus}, of=2, used=0.05)
     info = "hindmost_process_cpu_cgroup_info"
     rows = [(info, json.dumps({"job": "made", "rank": str(r), "cgroup": "/job"}), 1, 1.0) for r in (0, 1)]
-    rows.append(("hindmost_node_cgroup_cpu_limit_cores", '{"cgroup":"/job"}', 1, 1.0))
+    if quota:
+        rows.append(("hindmost_node_cgroup_cpu_limit_cores", '{"cgroup":"/job"}', 1, 1.0))
     busy = {"user": 2.0, "idle": 0.0}
     rows += [
         ("hindmost_node_cpu_seconds_total", json.dumps({"mode": mode}), second, rate * second)
         for mode, rate in busy.items()
         for second in (0, 1, 2)
     ]
-    with_quota, without = ([*rows], [row for row in rows if "limit_cores" not in row[0]])
-    limits = []
-    for one in (with_quota, without):
-        more = metrics(one)
-        both = {name: np.concatenate([run.metrics[name], more[name]]) for name in more}
-        limits.append(judge(replace(run, metrics=both)).job.bound)
-    assert ["processes" in (one.evidence if one else "") for one in limits] == [False, True]
+    more = metrics(rows)
+    run = replace(run, metrics={name: np.concatenate([run.metrics[name], more[name]]) for name in more})
+    limit = judge(run).job.bound
+    assert limit is not None
+    assert ("other processes use" in limit.evidence.lower()) == others
 
 
 def test_the_report_reads_as_one_finding() -> None:
