@@ -30,7 +30,7 @@ class Advice:
     """One setting: what was ``found`` (with its numbers), the ``threshold`` that it passed, what to ``set``.
 
     ``share`` is the part of the step that it is about, to put the largest first; 0 where unknown. ``adds``: it asks
-    for more processes or threads, which need CPUs.
+    for more processes or threads, which need CPUs. ``ranks`` are those that it is about; empty: all.
     """
 
     name: str
@@ -39,6 +39,7 @@ class Advice:
     set: str
     share: float = 0.0
     adds: bool = False
+    ranks: tuple[int, ...] = ()
 
 
 #: From these shares of the step on: waiting for input, copies to the GPU, small collectives, waits for a GPU.
@@ -46,7 +47,7 @@ INPUT, COPIES, SMALL, WAITS = 0.10, 0.05, 0.05, 0.10
 #: A collective is small up to this size, and many are this many calls of a rank in a step.
 SMALL_BYTES, MANY = 256 << 10, 16
 #: CPUs of a node are full from this share on, a quota holds from this on.
-FULL, QUOTA = 0.90, 0.05
+FULL, QUOTA = 0.90, cpu_sharing.QUOTA
 #: Threads of a rank, on a CPU or in its queue, are too many from so many times its CPUs on: one thread fills only one.
 DEMAND = 1.35
 #: Workers that compute for this share of the time are what input waits for.
@@ -71,6 +72,8 @@ EXPOSED = 0.20
 DISK_FULL, FAR_BELOW = 0.80, 0.50
 #: Ranks wait for storage for this share of the time: they, or their workers, sleep in the disk's queue.
 BLOCKED = 0.20
+#: Who waits for what it writes writes a page or more a second, in bytes.
+WRITES = 4096.0
 #: The mean rank of a compiled program works this much less than the longest, whose memory or messages are so much more
 #: than the others'.
 UNEVEN, MORE = 0.10, 1.10
@@ -420,12 +423,15 @@ def _exposed(facts: Facts) -> Advice | None:
         return None
     do = "start it early and wait late: `MPI_I...` and `MPI_Wait` around the computing that does not need it"
     if "horovod" in facts.frameworks:
-        do = "`DistributedOptimizer(..., compression=hvd.Compression.fp16, backward_passes_per_step=4)`"
+        do = f"`DistributedOptimizer(..., compression=hvd.Compression.fp16, backward_passes_per_step=4)`, {_LARGER}"
     elif most.operation.startswith("ddp"):
-        do = "`with model.no_sync():` in 3 of 4 steps; `model.register_comm_hook(None, fp16_compress_hook)`"
+        do = f"`with model.no_sync():` in 3 of 4 steps, {_LARGER}; `model.register_comm_hook(None, fp16_compress_hook)`"
     elif facts.torch:
-        do = "`DistributedDataParallel` sends gradients in backward; `with model.no_sync()` sends them every few steps"
-    pace = f", {most.bandwidth / 1e6:,.3g} MB/s of each rank" if most.bandwidth else ""
+        do = (
+            "`DistributedDataParallel` sends gradients in backward;"
+            f" `with model.no_sync()` in 3 of 4 steps sends them in the fourth, {_LARGER}"
+        )
+    pace = f", {_a_second(most.bandwidth)} of each rank" if most.bandwidth else ""
     return Advice(
         "collectives not overlapped",
         f"{most.operation} of up to {(most.bytes or 0) / (1 << 20):,.1f} MiB takes {ms(took)} of the step"
@@ -434,6 +440,15 @@ def _exposed(facts: Facts) -> Advice | None:
         do,
         min(took / facts.step, 1.0),
     )
+
+
+#: Gradients of several steps that are sent together are those of one larger batch.
+_LARGER = "if a batch 4 times as large is fine"
+
+
+def _a_second(bandwidth: float) -> str:
+    """Bytes a second in three digits."""
+    return f"{bandwidth / 1e6:.3g} MB/s" if bandwidth < 999.5e6 else f"{bandwidth / 1e9:,.3g} GB/s"
 
 
 def _rank_steps(facts: Facts) -> float:
@@ -572,15 +587,21 @@ def _small_reads(facts: Facts) -> Advice | None:
 
 
 def _writes(facts: Facts) -> Advice | None:
-    """Ranks that wait for storage though neither for input nor for checkpoints: what they write is waited for."""
-    written = facts.typical("written_bytes_total", "rate")
-    if facts.blocked < BLOCKED or facts.input >= INPUT or facts.share("checkpoint") >= INPUT or not written > 0:
+    """Ranks that wait for storage though neither for input nor for checkpoints: what they write is waited for.
+
+    Where input is marked, saving a checkpoint is, too: no checkpoint was recorded then, and none was saved.
+    """
+    written, read = (facts.typical(f"{name}_bytes_total", "rate") for name in ("written", "read"))
+    if facts.blocked < BLOCKED or not facts.input < INPUT or facts.share("checkpoint") >= INPUT:
+        return None
+    if not written >= WRITES or read > written:
         return None
     return Advice(
         "writes in the loop",
         f"the typical rank waits for storage {percent(facts.blocked)} of the time, not for input or checkpoints, and"
         f" writes {written / 1e3:,.1f} kB/s",
-        f"{percent(BLOCKED)} of the time, input and checkpoints below {percent(INPUT)} of the step each",
+        f"{percent(BLOCKED)} of the time, input and checkpoints below {percent(INPUT)} of the step each, more written"
+        " than read",
         "log every 50 steps, and without `flush()` and `os.fsync()`",
         facts.blocked,
     )
@@ -610,13 +631,16 @@ def _storage(facts: Facts) -> Advice | None:
 
 
 def _domains(facts: Facts) -> Advice | None:
-    """Uneven work of a compiled program, that its memory or its messages show, too."""
-    own = None if facts.seen is None else facts.seen.planes.get("self")
-    if own is None or np.isnan(own).all() or not facts.compiled or len(own) < 2:
+    """Uneven work, its CPU time if measured, of a compiled program, that its memory or its messages show, too."""
+    if facts.seen is None or not facts.compiled or len(facts.seen.ranks) < 2:
+        return None
+    cpu = facts.seen.planes.get("self_cpu")
+    own = facts.seen.planes["self"] if cpu is None or np.isnan(cpu).all(axis=1).any() else cpu
+    if np.isnan(own).all():
         return None
     work = np.nanmean(own, axis=1)
     longest, mean = float(np.nanmax(work)), float(np.nanmean(work))
-    rank = int(facts.seen.ranks[int(np.nanargmax(work))]) if facts.seen is not None else 0
+    rank = int(facts.seen.ranks[int(np.nanargmax(work))])
     shown = _more_of(facts, rank)
     if longest - mean < UNEVEN * longest or not shown or not facts.step > 0:
         return None
@@ -629,6 +653,7 @@ def _domains(facts: Facts) -> Advice | None:
         " calls or bytes",
         "divide the domain by work: the program's load balancer (LAMMPS `fix balance`), another process grid",
         spread / facts.step,
+        ranks=(rank,),
     )
 
 
@@ -658,6 +683,7 @@ def _page_faults(facts: Facts) -> Advice | None:
         f"rank {worst} has {faults[worst]:.0f} page faults from disk a second",
         f"{FAULTS:.0f} a second",
         "fewer workers or ranks per node, or more memory: `free -h`, `vmstat 1` shows swapping",
+        ranks=(worst,),
     )
 
 

@@ -306,6 +306,41 @@ def test_a_setting_is_advised_from_its_threshold_on(name: str, evidence: str, ba
     assert name not in advised(**good)
 
 
+def test_writes_are_not_accused_where_something_else_may_be_waited_for() -> None:
+    """Input that no step marks, a few bytes, or more that is read than written."""
+    wait = {"blocked": 0.3, "written_bytes_total": 28e3}
+    for samples, planes in ((wait, {}), (wait | {"written_bytes_total": 10.0}, {"input": 2.0})):
+        assert "writes in the loop" not in advised(job(*of_ranks(**samples)), seen(**planes))
+    for read, accused in ((1e3, True), (1e6, False)):
+        found = advised(job(*of_ranks(**wait, read_bytes_total=read)), seen(input=2.0))
+        assert ("writes in the loop" in found) == accused
+
+
+def test_a_rank_that_waits_for_a_cpu_has_no_larger_domain() -> None:
+    """Its self time is longer by its wait, and its work is that of the others."""
+    run = job(*of_memory(1.0, 1.0, 1.0, 2.0), framework="mpi")
+    slow = works(50.0, 50.0, 50.0, 90.0)
+    waits = np.full((RANKS, 10), 50.0 * MS)
+    assert "uneven domains" not in advised(run, replace(slow, planes={**slow.planes, "self_cpu": waits}))
+    needs = advised(run, replace(slow, planes={**slow.planes, "self_cpu": slow.planes["self"]}))
+    assert needs["uneven domains"].ranks == (3,)
+
+
+@pytest.mark.parametrize(("each", "pace"), [(999.4e6, "999 MB/s"), (1e9, "1 GB/s"), (12.3e9, "12.3 GB/s")])
+def test_bandwidth_is_written_in_a_unit_of_its_size(each: float, pace: str) -> None:
+    """Without an exponent."""
+    large = [one._replace(bandwidth=each) for one in calls(2, 64 << 20, 20.0)]
+    assert f"waiting, {pace} of each rank" in advised(job(), seen(), large)["collectives not overlapped"].found
+
+
+@pytest.mark.parametrize("framework", ["torch", "horovod"])
+def test_gradients_that_are_sent_every_few_steps_make_a_larger_batch(framework: str) -> None:
+    """The advice says of how many steps."""
+    traffic = [one._replace(operation="ddp_gradients") for one in calls(2, 64 << 20, 20.0)]
+    found = advised(job(framework=framework), seen(), traffic)["collectives not overlapped"]
+    assert "if a batch 4 times as large is fine" in found.set
+
+
 def test_every_rule_has_its_case() -> None:
     """A rule that nothing shows would rot."""
     names = {case[0] for case in CASES}

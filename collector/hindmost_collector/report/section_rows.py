@@ -18,7 +18,7 @@ from hindmost_judge.types import Floats
 from hindmost_judge.verdict.schema import STOPS
 
 from hindmost_collector.report import columns, machine_tables
-from hindmost_collector.report.sections import CHANGED, SECTIONS, Sections, Table
+from hindmost_collector.report.sections import CHANGED, SECTIONS, Sections, Table, as_text
 
 
 def of(
@@ -263,7 +263,9 @@ def _advice(one: _Run) -> dict[str, list[dict[str, Any]]]:
         found = [advice for advice in found if advice.name not in _CPUS]
     if crowded or (one.report["job"].get("bound") or {}).get("by") == "cpu":  # more processes would wait, too
         found = [advice for advice in found if not advice.adds]
-    return {"settings": [asdict(advice) for advice in found]}
+    keys = [column.key for column in SECTIONS["advice"].tables["settings"].columns]
+    rows = [vars(advice) | {"ranks": as_text(advice.ranks)} for advice in found]
+    return {"settings": [{key: row[key] for key in keys} for row in rows]}
 
 
 _NO_PHASES = frozenset({"cpu", "runqueue"})
@@ -586,8 +588,8 @@ def _gpus(one: _Run) -> dict[str, list[dict[str, Any]]]:
         slowed = reasons.get(owner)
         if slowed is not None:
             row["throttled"] = max((of for reason, of in slowed.items() if reason not in IDLE_REASONS), default=0.0)
-        ranks = ",".join(map(str, sorted(set(whose.get(owner[1], ())))))
-        table.append(row | {"node": owner[0], "gpu": owner[1], "ranks": ranks or None})
+        ranks = as_text(sorted(set(whose.get(owner[1], ()))))
+        table.append(row | {"node": owner[0], "gpu": owner[1], "ranks": ranks})
     return {"gpus": table}
 
 

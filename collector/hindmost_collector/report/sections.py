@@ -15,7 +15,7 @@ from typing import Any
 from hindmost.errors import UsageError
 from hindmost_judge import wall_clock
 from hindmost_judge.verdict.schema import SCHEMA
-from hindmost_judge.verdict.wording import UNMEASURED, duration, names, percent
+from hindmost_judge.verdict.wording import UNMEASURED, duration, percent
 
 from hindmost_collector.report import columns
 
@@ -120,8 +120,9 @@ SECTIONS: dict[str, Section] = {
         "Settings to try",
         {
             "settings": Table(
-                "For the whole job; what verdicts advise is not repeated. The first is about most of the step.",
-                "name=setting, found, threshold=advised from, set, share=of the step:ratio",
+                "For the whole job, or for ranks; what verdicts advise is not repeated. The first is about most of the"
+                " step.",
+                "name=setting, ranks, found, threshold=advised from, set, share=of the step:ratio",
             )
         },
     ),
@@ -258,18 +259,25 @@ def added(report: Mapping[str, Any], found: Sections) -> dict[str, Any]:
     return {**report, "schema": WITH_SECTIONS, "verdicts": verdicts, "sections": found}
 
 
-#: Settings that are the remedy of a kind of verdict. What was found begins with the ranks that a setting is about.
-_REMEDIES = {"input_bound": ("DataLoader workers", "small reads", "storage"), "straggler": ("uneven domains",)}
+_LOADERS = ("DataLoader workers", "small reads", "storage")
+#: Settings that are the remedy of a kind of verdict, by its cause.
+_REMEDIES = {
+    ("input_bound", "input"): _LOADERS,
+    ("straggler", "compute"): ("uneven domains",),
+    ("straggler", "unknown"): ("uneven domains",),
+}
+
+
+def as_text(ranks: Iterable[int]) -> str | None:
+    """The ranks of a row as :data:`OF_RANKS` has them."""
+    return ",".join(map(str, ranks)) or None
 
 
 def _remedied(verdict: Mapping[str, Any], settings: Iterable[Mapping[str, Any]]) -> Mapping[str, Any]:
     """Advice on input is for a recording that shows no setting. A late rank may have a slow CPU, too."""
-    of_kind, ranks = _REMEDIES.get(verdict["kind"], ()), verdict["ranks"]
-    about = f"{names(ranks)} " if ranks else ""
+    names, ranks = _REMEDIES.get((verdict["kind"], verdict["cause"]), ()), verdict["ranks"]
     first = [
-        f"{one['set']} ({one['found']})"
-        for one in settings
-        if one["name"] in of_kind and one["found"].startswith(about)
+        f"{one['set']} ({one['found']})" for one in settings if one["name"] in names and one["ranks"] == as_text(ranks)
     ]
     own = [] if first and not ranks else verdict["advice"]
     return {**verdict, "advice": [*first, *own]}

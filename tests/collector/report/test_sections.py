@@ -238,9 +238,9 @@ def test_a_brief_report_is_below_8_kb(ranks: int) -> None:
     assert parsed["left_out"]["verdicts"] > 0
 
 
-SETTING = {"threshold": "10 %", "share": 0.5}
+SETTING = {"threshold": "10 %", "share": 0.5, "ranks": None}
 LOADER = {"name": "storage", "set": "`cp -r data /dev/shm`", "found": "input costs 60 % of the step", **SETTING}
-DOMAIN = {"name": "uneven domains", "set": "`fix balance`", "found": "rank 3 works 9.0 ms of the step", **SETTING}
+DOMAIN = {**SETTING, "name": "uneven domains", "set": "`fix balance`", "found": "it works 9.0 ms", "ranks": "3"}
 
 
 @pytest.mark.parametrize(("name", "setting", "left"), [("input-bound", LOADER, 0), ("straggler", DOMAIN, 1)])
@@ -260,8 +260,27 @@ def test_a_setting_that_remedies_a_verdict_is_its_first_advice(name: str, settin
 def test_a_setting_about_another_rank_does_not_remedy_a_verdict() -> None:
     """Rank 3 is the straggler, not rank 30."""
     found = judged("straggler")[1].to_dict()
-    report = sections.added(found, {"advice": {"settings": [{**DOMAIN, "found": "rank 30 works 9.0 ms of the step"}]}})
+    report = sections.added(found, {"advice": {"settings": [{**DOMAIN, "ranks": "30"}]}})
     assert report["verdicts"] == found["verdicts"]
+
+
+def test_a_domain_is_not_divided_for_a_rank_that_waits_for_a_cpu() -> None:
+    """It may have more memory than the others, and is late for something else."""
+    found = judged("straggler")[1].to_dict()
+    (late,) = found["verdicts"]
+    waits = found | {"verdicts": [late | {"cause": "cpu_contention"}]}
+    assert sections.added(waits, {"advice": {"settings": [DOMAIN]}})["verdicts"] == waits["verdicts"]
+
+
+def test_a_setting_has_the_columns_of_its_table_with_the_ranks_that_it_is_about() -> None:
+    """No more and no fewer: what the schema lists is what JSON has."""
+    run, found, _ = judged("clean")
+    name = "hindmost_process_major_page_faults_total"
+    faults = loads.metrics([(name, '{"job": "made", "rank": "1"}', second, 50.0 * second) for second in (0, 10)])
+    run = replace(run, metrics=faults)
+    (row,) = section_rows.of(run, found.to_dict(), found.overview, ("advice",))["advice"]["settings"]
+    assert (row["name"], row["ranks"]) == ("memory of the node", "1")
+    assert [*row] == [column.key for column in sections.SECTIONS["advice"].tables["settings"].columns]
 
 
 def test_a_brief_report_has_commands_that_can_be_typed() -> None:
