@@ -249,6 +249,12 @@ def test_runs_with_other_batches_are_compared_by_their_work() -> None:
     assert "PACE" not in shown
 
 
+def test_work_that_one_run_did_not_count_is_not_compared() -> None:
+    """The pace of both may be known all the same."""
+    found = compare(trained(4, 32), trained(4, 32, seed=2)) | {"work_per_step": [None, 128.0]}
+    assert "a step has" not in text.render(found, width=200)
+
+
 def test_the_same_work_has_no_note_on_it() -> None:
     """Nor a change of pace beyond noise."""
     shown = text.render(compare(trained(4, 32), trained(4, 32, seed=2)), width=200)

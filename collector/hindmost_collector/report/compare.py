@@ -405,7 +405,7 @@ def render(found: Mapping[str, Any], width: int = 100, color: bool = False) -> s
         page.print(labelled(label.upper(), columns.title({"job": found[label]}).removeprefix("hindmost · "), "bold"))
     pace = next((one for one in found["rates"] if one["name"] == "work_per_s" and one["change"] is not None), None)
     left, right = found["work_per_step"]
-    unlike = pace is not None and abs(right / left - 1) >= _OTHER_WORK
+    unlike = pace is not None and left and right and abs(right / left - 1) >= _OTHER_WORK
     page.print(labelled("RESULT", *_result(found, _pace(pace) if pace and unlike else _of_steps(found))))
     if unlike:
         page.print(labelled("", f"a step has {left:,.0f} samples or tokens in A and {right:,.0f} in B"))
