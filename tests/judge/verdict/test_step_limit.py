@@ -108,13 +108,23 @@ def test_transfers_that_take_most_of_the_step_are_what_bounds_it() -> None:
     limit = found(slow)
     assert limit is not None
     assert limit.by == "communication"
-    blocks = build_blocks.build(loads.make(loads.Load(transfer=20.0)), DEFAULT)
-    assert blocks is not None
-    shown = [whole_job._of_transfers(blocks, queued) for queued in (0.0, 0.1)]
-    assert shown[0] == shown[1] is not None  # as long as they are measured to be, whatever ranks queue in them
     hidden = found(recorded(layout="dp", transfer_share=0.5, gpu_bound="compute"))
     assert hidden is not None
     assert hidden.by == "gpu_compute"
+
+
+@pytest.mark.parametrize("queues", [0.0, 0.1])
+def test_transfers_are_as_long_as_they_were_measured(queues: float) -> None:
+    """Whatever share of them their ranks queue for a CPU."""
+    run = loads.make(loads.Load(transfer=20.0))
+    rows = [
+        ("hindmost_process_runqueue_seconds_total", f'{{"job": "made", "rank": "{rank}"}}', second, queues * second)
+        for rank in range(4)
+        for second in (0, 1, 2)
+    ]
+    limit = found(replace(run, metrics=loads.metrics(rows)))
+    assert limit is not None
+    assert limit.evidence == "transfers are 71 % of the typical step"
 
 
 def test_an_input_bound_job_is_bound_by_its_input() -> None:
@@ -176,6 +186,18 @@ def test_a_job_that_mostly_stalls_is_not_limited_by_what_its_steps_do() -> None:
     assert whole_job.step_limit(blocks, [stalls], DEFAULT) is None
 
 
+def short_of_cpus(ranks: float, others: float) -> tuple[StepLimit, dict[str, Any]]:
+    """The limit of a job that waits for CPUs, of which it and others use so many on the node n1; and its report."""
+    run = load(ROOT / "tests/fixtures/recordings/mpi-observed-even-4.tar.xz")
+    use = {"n0": CpuUse(2.0, 1.0, 0.1), "n1": CpuUse(2.0, ranks, others)}
+    limit = whole_job.step_limit(build_blocks.build(run, DEFAULT), (), DEFAULT, lambda: use)
+    assert limit is not None
+    report = judge(run).to_dict()
+    report["job"]["bound"] = {"by": limit.by, "evidence": limit.evidence}
+    report["verdicts"][0]["cause"] = None
+    return limit, report
+
+
 @pytest.mark.parametrize(
     ("ranks", "others", "said", "do"),
     [
@@ -187,22 +209,21 @@ def test_too_few_cpus_are_said_to_be_used_by_ranks_or_by_others(
     ranks: float, others: float, said: str, do: str
 ) -> None:
     """Of the node where others use most; what to do follows from that, and the table has the wait for a CPU."""
-    run = load(ROOT / "tests/fixtures/recordings/mpi-observed-even-4.tar.xz")
-    use = {"n0": CpuUse(2.0, 1.0, 0.1), "n1": CpuUse(2.0, ranks, others)}
-    limit = whole_job.step_limit(build_blocks.build(run, DEFAULT), (), DEFAULT, lambda: use)
-    assert limit is not None
+    limit, report = short_of_cpus(ranks, others)
     assert limit.by == "cpu"
     assert limit.evidence.endswith(f". {said}")
-    report = judge(run).to_dict()
-    report["job"]["bound"] = {"by": limit.by, "evidence": limit.evidence}
-    report["verdicts"][0]["cause"] = None
     assert columns.on_bound(report).startswith(do)
+    assert "waits for a CPU" in columns.deciding(report)
+
+
+@pytest.mark.parametrize(("ranks", "others", "stops"), [(1.6, 0.3, False), (0.4, 1.5, True)])
+def test_a_setting_to_try_stands_for_what_to_do_about_too_few_cpus(ranks: float, others: float, stops: bool) -> None:
+    """In text and on the page; but no setting of the job changes what other processes use."""
+    _, report = short_of_cpus(ranks, others)
     setting: dict[str, Any] = {"name": "threads", "found": "so it is", "threshold": "1", "share": 0.5}
     setting["set"] = "`export OMP_NUM_THREADS=1`"
-    page = text.render({**report, "sections": {"advice": {"settings": [setting]}}}, width=200)
+    report = {**report, "sections": {"advice": {"settings": [setting]}}}
+    page = text.render(report, width=200)
     assert "TRY    `export OMP_NUM_THREADS=1`" in page
-    assert with_rendered({**report, "sections": {"advice": {"settings": [setting]}}})["settings"] == [
-        "`export OMP_NUM_THREADS=1` (so it is)"
-    ]
-    assert ("DO     stop the other processes" in page) == (others > ranks)  # no setting of the job changes these
-    assert "waits for a CPU" in columns.deciding(report)
+    assert with_rendered(report)["settings"] == ["`export OMP_NUM_THREADS=1` (so it is)"]
+    assert ("DO     stop the other processes" in page) == stops
