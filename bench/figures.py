@@ -57,7 +57,7 @@ def headline(
     guests: dict[str, Any],
     live: list[Any],
 ) -> str:
-    """The README's seven rows."""
+    """The README's rows."""
     named, slow = counted(accuracy, "single fault of 5 % or more: recall")
     exact, all_lanes = exactly(lanes)
     right, cases = sum(one["as_expected"] for one in live), sum(one["of"] for one in live)
@@ -97,6 +97,13 @@ def headline(
         (
             f"time of whole all-reduce jobs of {whole['wall_s']['without']:.0f} s on {cores} full cores",
             of_whole,
+            "`bench/guest`",
+        ),
+        (
+            "how much longer the command takes there, with hindmost's own start and its report",
+            "{:.1f} s (95 % interval {:.1f} to {:.1f})".format(
+                whole["command_longer_s"], *whole["command_longer_s_95"]
+            ),
             "`bench/guest`",
         ),
         (
