@@ -17,7 +17,7 @@ from hindmost_judge.causes.telemetry import Metrics
 from hindmost_judge.model import Run
 from hindmost_judge.settings import Settings
 from hindmost_judge.stats import recurring_events
-from hindmost_judge.stats.robust import median, peers_median
+from hindmost_judge.stats.robust import median, or_zero, peers_median
 from hindmost_judge.types import Array
 from hindmost_judge.verdict import wording
 from hindmost_judge.verdict.schema import Stall, Verdict
@@ -138,8 +138,8 @@ def note(run: Run, verdicts: Sequence[Verdict], stalls: Sequence[Stall]) -> list
 def on(verdict: Verdict, blocks: Blocks, settings: Settings) -> Verdict:
     """A verdict without a known cause, with this one where samples in its steps show it; else as it was.
 
-    The share of samples in which a rank was stopped is set against the share of time by which it is late. Few samples
-    explain all of that if they are as many as chance would have it.
+    The share of samples in which a rank was stopped is set against the share of time by which it is late. Now and then,
+    samples are few: there stalls of one size have one cause, unless more of them would be seen stopped.
     """
     if verdict.kind not in ("straggler", "intermittent") or verdict.cause != "unknown":
         return verdict
@@ -148,38 +148,49 @@ def on(verdict: Verdict, blocks: Blocks, settings: Settings) -> Verdict:
     rows = np.flatnonzero(np.isin(blocks.ranks, verdict.ranks)).tolist()
     counted = _counted(blocks, columns)
     counts = {row: counted.get(row, (0, 0)) for row in rows}
-    if not rows or any(
-        stopped < _SAMPLES and not _in_stall(blocks, row, settings) for row, (stopped, _) in counts.items()
-    ):
-        return verdict
-    explained = min(_explained(blocks, row, columns, *counts[row]) for row in rows)
-    if explained < settings.min_explained:
+    of_rows = [_explained(blocks, row, columns, *counts[row], settings) for row in rows]
+    if verdict.kind == "intermittent":
+        of_rows = [
+            ratio or _in_stalls(blocks, row, columns, *counts[row], settings)
+            for row, ratio in zip(rows, of_rows, strict=True)
+        ]
+    explained = min(of_rows, default=0.0)
+    if not explained:
         return verdict
     shown = [wording.stopped_in_samples(int(blocks.ranks[row]), *counts[row]) for row in rows]
     evidence = wording.with_cause(shown, verdict.evidence)
     return replace(verdict, cause="stopped", partial=None, explained=explained, evidence=evidence)
 
 
-def _in_stall(blocks: Blocks, row: int, settings: Settings) -> bool:
-    """Whether a sample shows a rank stopped in one of several steps in which it stalls for about as long.
+def _explained(blocks: Blocks, row: int, columns: Array, stopped: int, samples: int, settings: Settings) -> float:
+    """Which part of a rank's delay in these steps its stops are, as samples show it; 0 where that is too little."""
+    late = _late(blocks, row, columns)
+    if stopped < _SAMPLES or not late > 0:
+        return 0.0
+    ratio = min(stopped / samples / late, 1.0)
+    return ratio if ratio >= settings.min_explained else 0.0
+
+
+def _in_stalls(blocks: Blocks, row: int, columns: Array, stopped: int, samples: int, settings: Settings) -> float:
+    """Which part of a rank's delay in these steps is in stalls of one size, if a sample shows it stopped in one.
 
     Half of its delay in stalls is in those as long or longer. A state is read a little after the time of its sample.
+    0 where that is not most of its delay, or where so few samples show a stop that it is less.
     """
-    late = blocks.delay[row]
-    by_size = np.argsort(late)
+    late = np.maximum(or_zero(blocks.delay[row]), 0.0)
+    by_size = columns[np.argsort(late[columns])]
     by_size = by_size[late[by_size] >= settings.stall_effect * blocks.step_ns]
     if len(by_size) < settings.min_stalls:
-        return False
+        return 0.0
     sums = np.cumsum(late[by_size])
     size = late[by_size[np.searchsorted(sums, sums[-1] / 2)]]
     alike = by_size[(late[by_size] >= size / _ALIKE) & (late[by_size] <= size * _ALIKE)]
-    stopped, _ = _counted(blocks, np.union1d(alike, np.maximum(alike - 1, 0))).get(row, (0, 0))
-    return len(alike) >= settings.min_stalls and stopped > 0
+    part = float(late[alike].sum() / late[columns].sum())
+    seen, _ = _counted(blocks, np.intersect1d(np.append(alike, alike - 1), columns)).get(row, (0, 0))
+    borne_out = seen > 0 and _may_be(stopped, samples, part * _late(blocks, row, columns))
+    return part if borne_out and len(alike) >= settings.min_stalls and part >= _MOST else 0.0
 
 
-def _explained(blocks: Blocks, row: int, columns: Array, stopped: int, samples: int) -> float:
-    """Which part of a rank's delay in these steps its stops are, as samples show it."""
-    late = float(np.nansum(np.maximum(blocks.delay[row, columns], 0.0)) / np.nansum(blocks.period[columns]))
-    if not late > 0:
-        return 0.0
-    return 1.0 if _may_be(stopped, samples, late) else min(stopped / samples / late, 1.0)
+def _late(blocks: Blocks, row: int, columns: Array) -> float:
+    """The share of the time of these steps by which a rank is late."""
+    return float(np.nansum(np.maximum(blocks.delay[row, columns], 0.0)) / np.nansum(blocks.period[columns]))

@@ -171,3 +171,26 @@ def test_one_sample_in_a_stall_that_recurs_shows_a_stop(step: int, cause: str) -
     times = [*arrived[::20].tolist(), float(arrived[step]) - 0.15]
     verdict = judge(sampled(run, {1: times[-1:]}, times)).verdicts[0]
     assert (verdict.kind, verdict.ranks, verdict.cause) == ("intermittent", (1,), cause)
+
+
+def late_beside_stops(late_from: int, *stopped: int) -> Verdict:
+    """The straggler, rank 1, late by 20 ms from this step on; its state is read every third step, stopped at these."""
+    fault = {"rank": 1, "blocked": 20.0, "from": late_from}
+    often = {"rank": 1, "blocked": 60.0, "every": 15, "until": late_from - 60}
+    run = make(Load(ranks=4, steps=400, compute=400.0, noise=5.0, faults=[fault] + [often] * (late_from > 60)))
+    arrived = run.collectives["start_ns"][run.collectives["rank"] == 1] / SECOND
+    read = [*range(0, late_from - 20, 3), *range(late_from, 400, 30)] if late_from else [*range(0, 300, 3)]
+    verdict = judge(sampled(run, {1: arrived[list(stopped)].tolist()}, arrived[read].tolist())).verdicts[0]
+    assert (verdict.kind, verdict.ranks) == ("straggler", (1,))
+    return verdict
+
+
+def test_a_stop_before_a_rank_is_late_is_not_its_cause() -> None:
+    """Samples of the steps in which it is late count, and no others."""
+    assert late_beside_stops(260, 3).cause == "unknown"
+
+
+def test_two_stops_do_not_explain_what_other_waits_do() -> None:
+    """Seen stopped for less than half of the time by which it is late, and off the CPU in each step."""
+    verdict = late_beside_stops(0, 150, 153)
+    assert (verdict.cause, verdict.partial) == ("unknown", "blocked")
