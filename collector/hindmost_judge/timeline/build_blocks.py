@@ -196,7 +196,7 @@ BARE = "bare steps"
 PHASES = "phases"
 
 
-#: Share of a step's self time whose CPU time is known, from which on the step's is.
+#: Share of a step's self time whose CPU time is known, from which on that tells of the step.
 _MEASURED = 0.5
 
 
@@ -213,14 +213,13 @@ def _parts(joined: Grid, self_time: Floats, starts: Ints, numbers: Ints, table: 
         known = ~np.isnan(joined.cpu)
         short = ~known & (self_time < SAMPLED_FROM_NS)  # the gap itself, which is the most it can have computed
         seen = sums_by_step(np.where(known | short, self_time, 0.0), starts)
-        whole = sums_by_step(self_time, starts)
-        # What was measured of most of a step's self time stands for all of it.
-        times = np.where(seen >= _MEASURED * whole, whole / np.maximum(seen, 1.0), np.nan)
-        found["self_cpu"] = times * sums_by_step(np.where(short, self_time, or_zero(cpu)), starts)
+        some = sums_by_step(~np.isnan(self_time), starts) > 0
+        # What was measured of most of a step's self time is the least of it; a rank without calls in it shows nothing.
+        least = np.where(some & (seen >= _MEASURED * sums_by_step(self_time, starts)), 0.0, np.nan)
+        found["self_cpu"] = least + sums_by_step(np.where(short, self_time, cpu), starts)
         if not np.isnan(joined.runqueue).all():
-            found["self_runqueue"] = times * sums_by_step(np.where(known, runqueue, 0.0), starts)
-            blocked = np.where(known, self_time - cpu - runqueue, 0.0)
-            found["self_blocked"] = times * sums_by_step(blocked, starts)
+            found["self_runqueue"] = least + sums_by_step(np.where(known, runqueue, 0.0), starts)
+            found["self_blocked"] = least + sums_by_step(self_time - cpu - runqueue, starts)
     return found
 
 
