@@ -110,7 +110,8 @@ class Slowdown:
 
     A rank may have several. A rank that is late throughout and later for a while has a second one for that while, on
     top of its ``outer`` one, whose segments ``inner`` contain it. ``stalls`` are steps (by index) in which the same
-    cause made it far later still, with their ns. ``phase``: in which the rank's host works longer.
+    cause made it far later still, with their ns; ``waits`` are those in which it waits off the CPU for longer.
+    ``phase``: in which the rank's host works longer.
     """
 
     row: int
@@ -124,6 +125,7 @@ class Slowdown:
     inner: tuple[tuple[int, int], ...] = ()
     outer: Slowdown | None = None
     stalls: tuple[tuple[int, float], ...] = ()
+    waits: tuple[tuple[int, float], ...] = ()
     phase: str | None = None
 
     def steps(self) -> Ints:

@@ -225,7 +225,7 @@ def with_stalls(blocks: Blocks, slowdown: Slowdown, cause: Cause, settings: Sett
 def stalls_sentence(slowdowns: list[Slowdown], cause: Cause) -> list[str]:
     """The steps in which a slowdown's cause shows by far more than usual: nothing was queued then."""
     found = [ns for slowdown in slowdowns for _, ns in slowdown.stalls]
-    if not found or cause.cause not in _ON_HOST:
+    if not found:
         return []
     times = "1 step" if len(found) == 1 else f"{len(found)} steps"
     return [f"another {ms(float(np.median(found)))} late in {times} in which nothing hid its {MEASURES[cause.cause]}"]

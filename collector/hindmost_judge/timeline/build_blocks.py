@@ -213,9 +213,9 @@ def _parts(joined: Grid, self_time: Floats, starts: Ints, numbers: Ints, table: 
         known = ~np.isnan(joined.cpu)
         short = ~known & (self_time < SAMPLED_FROM_NS)  # the gap itself, which is the most it can have computed
         seen = sums_by_step(np.where(known | short, self_time, 0.0), starts)
-        some = sums_by_step(~np.isnan(self_time), starts) > 0
+        present = sums_by_step(~np.isnan(self_time), starts) > 0
         # What was measured of most of a step's self time is the least of it; a rank without calls in it shows nothing.
-        least = np.where(some & (seen >= _MEASURED * sums_by_step(self_time, starts)), 0.0, np.nan)
+        least = np.where(present & (seen >= _MEASURED * sums_by_step(self_time, starts)), 0.0, np.nan)
         found["self_cpu"] = least + sums_by_step(np.where(short, self_time, cpu), starts)
         if not np.isnan(joined.runqueue).all():
             found["self_runqueue"] = least + sums_by_step(np.where(known, runqueue, 0.0), starts)

@@ -19,7 +19,7 @@ import numpy as np
 
 from hindmost_judge.blocks import Blocks, Slowdown
 from hindmost_judge.model import OTHER
-from hindmost_judge.stats.robust import ENOUGH_STEPS, alike, median, median_error, or_zero, peers_median
+from hindmost_judge.stats.robust import ENOUGH_STEPS, alike, mean, median, median_error, or_zero, peers_median
 from hindmost_judge.timeline import build_blocks
 from hindmost_judge.types import Array, Floats, Ints, Lanes
 from hindmost_judge.verdict.schema import Verdict
@@ -35,21 +35,21 @@ def without_slowdowns(blocks: Blocks, slowdowns: Sequence[Slowdown]) -> Floats:
     fixed: Floats = blocks.intervals.copy()
     own, interval_step = blocks.same_work, blocks.interval_step
     place = np.arange(len(interval_step)) - np.searchsorted(interval_step, interval_step)
-    slow = [slowdown.row for slowdown in slowdowns]
     for slowdown in slowdowns:
         indices = np.flatnonzero((interval_step >= slowdown.first) & (interval_step < slowdown.stop))
         if slowdown.phase is not None:
             fixed[slowdown.row, indices] -= slowdown.delay
             continue
-        level, elsewhere = _usual(own, slowdown.row, slow, place, interval_step, slowdown)
+        peers = _peers(blocks, slowdown.row)
+        level, elsewhere = _usual(own, peers, place, interval_step, slowdown)
         if slowdown.outer is not None:
-            below, further = _usual(own, slowdown.row, slow, place, interval_step, slowdown.outer)
+            below, further = _usual(own, peers, place, interval_step, slowdown.outer)
             level, elsewhere = level - below, elsewhere - further
         level = np.maximum(level, 0.0)
         fixed[slowdown.row, indices] -= level[place[indices]]
         more = np.zeros(len(blocks.steps))
         more[slowdown.first : slowdown.stop] = max(elsewhere, 0.0)
-        for step, stalled in slowdown.stalls:
+        for step, stalled in (*slowdown.stalls, *slowdown.waits):
             more[step] += stalled
         _take(fixed[slowdown.row], interval_step, more)
     return fixed
@@ -77,21 +77,29 @@ _OFF_CPU = {"cpu_contention": "self_runqueue", "blocked": "self_blocked"}
 def with_waits(blocks: Blocks, slowdown: Slowdown, measure: str | None) -> Slowdown:
     """A slowdown that is due to this ``measure``, with what its rank waits off the CPU beyond the typical step.
 
-    A quota or another process stops a rank now here and now there, in some steps longer than in others, and the kernel
-    counted it.
+    A quota or another process stops a rank now here and now there, in some steps longer than in others. The kernel
+    counted it, for the others too: only what is surely more than its peers wait is due to the fault. It is in the steps
+    in which the rank is later, in proportion.
     """
     waited = blocks.parts.get(_OFF_CPU.get(measure or "", ""))
     if waited is None or slowdown.phase is not None or blocks.overlapped:
         return slowdown
-    beyond = (waited - peers_median(waited))[slowdown.row]
-    late, step = blocks.intervals[slowdown.row], blocks.interval_step
-    alone = replace(slowdown, outer=None, stalls=())
-    taken = np.maximum(late, 0.0) - np.maximum(without_slowdowns(blocks, [alone])[slowdown.row], 0.0)
-    usual = np.bincount(step, taken, len(blocks.steps))
-    more = or_zero(np.fmin(blocks.delay[slowdown.row], beyond) - usual)
-    steps = slowdown.steps()
-    steps = steps[more[steps] > 0]
-    return replace(slowdown, stalls=tuple(zip(steps.tolist(), more[steps].tolist(), strict=True)))
+    steps, row = slowdown.steps(), slowdown.row
+    alone = without_slowdowns(blocks, [replace(slowdown, outer=None)])[row]
+    usual = np.bincount(blocks.interval_step, blocks.intervals[row] - alone, len(blocks.steps))
+    beyond = (waited - peers_median(waited))[row]
+    more = np.maximum(or_zero(np.fmin(blocks.delay[row], beyond) - usual), 0.0)[steps]
+    own = (waited[row] - usual)[steps]
+    own = own[~np.isnan(own)]
+    if len(own) < ENOUGH_STEPS or not more.any():
+        return slowdown
+    excess = float(own.mean()) - _typical(mean(waited[np.ix_(_peers(blocks, row), steps)]))
+    if not excess > _SURE * np.sqrt(2 / len(own)) * float(own.std()):
+        return slowdown
+    more = more * min(excess * len(own) / more.sum(), 1.0)
+    return replace(
+        slowdown, waits=tuple((step, ns) for step, ns in zip(steps.tolist(), more.tolist(), strict=True) if ns)
+    )
 
 
 def _take(late: Floats, interval_step: Ints, more: Floats) -> None:
@@ -103,31 +111,45 @@ def _take(late: Floats, interval_step: Ints, more: Floats) -> None:
 
 
 #: Ranks that show what the typical step of a healthy one has beyond its medians.
-_HEALTHY = 8
+_PEERS = 8
+#: What is late now here and now there must exceed what it is for peers by so many standard errors.
+_SURE = 3.0
 
 
-def _usual(
-    late: Floats, row: int, slow: Sequence[int], place: Ints, interval_step: Ints, slowdown: Slowdown
-) -> tuple[Floats, float]:
-    """[P] median of a row of ``late`` [R, K] at each place of a step, over the steps that show a slowdown; never ahead.
+def _peers(blocks: Blocks, row: int) -> Ints:
+    """Others of a row's cohort: all of few, else some from first to last."""
+    others = np.setdiff1d(np.flatnonzero(blocks.cohort == blocks.cohort[row]), row)
+    return np.asarray(others[np.linspace(0, len(others) - 1, min(len(others), _PEERS)).astype(np.int64)])
 
-    And ns by which the typical such step is later than these together, beyond those of ranks that are not ``slow``:
-    what is late by chance now here and now there adds up for all ranks.
+
+def _typical(of_peers: Floats) -> float:
+    """The middle one of peers, the lower of two: most of them are healthy. NaN without any."""
+    known = np.sort(of_peers[~np.isnan(of_peers)])
+    return float(known[(len(known) - 1) // 2]) if len(known) else float("nan")
+
+
+def _usual(late: Floats, peers: Ints, place: Ints, interval_step: Ints, slowdown: Slowdown) -> tuple[Floats, float]:
+    """[P] median of a slowdown's row of ``late`` [R, K] at each place of a step, over the steps that show it; never
+    ahead.
+
+    And ns by which the typical such step is later than these together, surely beyond those of its ``peers``: what is
+    late by chance now here and now there adds up for all ranks.
     """
     acts = np.zeros(max(slowdown.stop, int(interval_step.max(initial=-1)) + 1), bool)
     acts[slowdown.steps()] = True
     shown = acts[interval_step]
     spots = int(place.max(initial=-1)) + 1
-    healthy = np.setdiff1d(np.arange(len(late)), slow)[: _HEALTHY if spots > 1 else 0]
-    chosen = late[[row, *healthy]]
+    chosen = late[[slowdown.row, *peers]] if spots > 1 else late[[slowdown.row]]
     levels = np.zeros((len(chosen), spots))
     for spot in range(spots):
-        levels[:, spot] = np.maximum(median(chosen[:, shown & (place == spot)], axis=1), 0.0)
-    if spots <= 1:
+        levels[:, spot] = np.maximum(or_zero(median(chosen[:, shown & (place == spot)], axis=1)), 0.0)
+    if len(chosen) == 1:
         return levels[0], 0.0
-    whole = np.stack([np.bincount(interval_step, one, len(acts)) for one in chosen - levels[:, place]])
-    beyond = np.maximum(median(whole[:, acts].astype(np.float64), axis=1), 0.0)
-    return levels[0], float(beyond[0] - np.median(beyond[1:])) if len(healthy) else float(beyond[0])
+    further = chosen - levels[:, place]
+    whole = np.stack([np.bincount(interval_step, one, len(acts)).astype(np.float64) for one in further])[:, acts]
+    beyond, error = median(whole, axis=1), float(median_error(whole[0]))
+    elsewhere = float(beyond[0]) - _typical(np.maximum(beyond[1:], 0.0))
+    return levels[0], elsewhere if elsewhere > _SURE * np.sqrt(2) * error else 0.0
 
 
 #: If a fix alone saves less than this share of what it saves after the others are fixed, the report gives the latter.

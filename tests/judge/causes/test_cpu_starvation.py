@@ -7,9 +7,11 @@ import pytest
 from hindmost_judge.causes import cpu_wait
 from hindmost_judge.judge import judge
 from hindmost_judge.model import UNMEASURED, Run
+from hindmost_judge.settings import DEFAULT
+from hindmost_judge.timeline import build_blocks
 from hindmost_judge.whatif.savings import StepTimeChange
 
-from tests.scenarios.loads import Load, make, metrics
+from tests.scenarios.loads import Load, make, metrics, own_times
 
 STEPS, STOPPED_MS = 240, 70.0
 
@@ -106,6 +108,24 @@ def test_waits_for_a_cpu_count_wherever_in_a_step_they_are() -> None:
     assert verdict.cost_ms_per_step == pytest.approx(PAUSE_MS * GAPS / EVERY, rel=0.1)
 
 
+@pytest.mark.parametrize(("ranks", "mean"), [(2, 12.0), (4, 6.0), (4, 12.0)])
+def test_waits_by_chance_that_all_ranks_have_are_no_part_of_a_cost(ranks: int, mean: float) -> None:
+    """Each rank waits for a CPU in half of its steps, and rank 1 for 8 ms more in each: those are what a fix saves."""
+    rng = np.random.default_rng(1)
+    chance = rng.exponential(mean, (ranks, STEPS)) * (rng.random((ranks, STEPS)) < 0.5)
+    faults = [
+        {"rank": rank, "runqueue": wait, "from": step, "until": step + 1}
+        for (rank, step), wait in np.ndenumerate(chance)
+    ]
+    late = {"rank": 1, "runqueue": 8.0}
+    own, _ = own_times(Load(ranks=ranks, steps=STEPS, compute=20.0, faults=faults))
+    without = own.max(axis=0).mean()
+    own[1] += 8.0
+    (verdict,) = judge(make(Load(ranks=ranks, steps=STEPS, compute=20.0, faults=[*faults, late]))).verdicts
+    assert (verdict.ranks, verdict.cause) == ((1,), "cpu_contention")
+    assert verdict.cost_ms_per_step == pytest.approx(own.max(axis=0).mean() - without, rel=0.05)
+
+
 def test_a_step_of_which_most_was_measured_shows_what_its_rank_waits_for() -> None:
     """A single gap whose CPU time was not read leaves no step unknown."""
     (verdict,) = judge(paused_in_turn(unmeasured=2)).verdicts
@@ -140,3 +160,27 @@ def test_the_advice_is_to_raise_a_quota_that_the_other_rank_does_not_have(
     assert verdict.cause == "cpu_contention"
     wanted = "raise the CPU limit of rank 1 on node0: its control group /slow may use 0.5 CPUs, others more"
     assert (verdict.advice == (wanted,)) == raises
+
+
+def test_a_rank_without_calls_in_a_step_shows_no_cpu_time() -> None:
+    """Nothing was measured of it there, which is not none."""
+    run = make(Load(ranks=4, steps=60, compute=20.0))
+    calls = run.collectives
+    lost = (calls["rank"] == 1) & (calls["seq"] >= 30) & (calls["seq"] < 34)
+    found = build_blocks.build(
+        replace(run, collectives={name: column[~lost] for name, column in calls.items()}), DEFAULT
+    )
+    assert found is not None
+    shown = np.isnan(found.parts["self_cpu"][1])
+    assert found.steps[shown].tolist() == [30, 31, 32, 33]
+
+
+def test_cpu_time_that_was_not_read_is_not_guessed() -> None:
+    """What a rank computed in its other gaps is the least that it computed in the step."""
+    whole, part = (build_blocks.build(paused_in_turn(gap), DEFAULT) for gap in (None, 2))
+    assert whole is not None
+    assert part is not None
+    known = ~np.isnan(part.parts["self_cpu"])
+    assert known.any()
+    assert (part.parts["self_cpu"] <= whole.parts["self_cpu"])[known].all()
+    assert (part.parts["self_runqueue"] <= whole.parts["self_runqueue"])[known].all()
