@@ -72,7 +72,8 @@ def paced_by_hosts(timeline: Timeline, lanes: Lanes) -> bool:
     elif not timeline.gathers and lanes.wait is not None and lanes.wait.several and before_launches < step / 2:
         return False  # what it needs from one launch to the next is known, and better than in phases
     if launches or (lanes.wait is not None and lanes.wait.lag == 0):
-        soon = max(_PROMPT * step, 0.0 if launches else timeline.clock, _time_without_launches(timeline, lanes))
+        idle = 0.0 if timeline.gathers else _time_without_launches(timeline, lanes)  # gathers are launched all along
+        soon = max(_PROMPT * step, 0.0 if launches else timeline.clock, idle)
         return worked >= _HOST_SHARE * step and lead <= soon
     return worked >= _HOST_SHARE * step and max(lead / (1.0 - _HOST_SHARE), lanes.gpu / _HOST_SHARE) <= step
 
