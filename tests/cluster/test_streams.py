@@ -1,6 +1,7 @@
 """Standard streams that are closed, full or poor in characters cost an output at most, never a traceback."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -90,13 +91,14 @@ def asking_threads(pid: int) -> int:
     return len(list(Path(f"/proc/{pid}/task").iterdir()))
 
 
-def test_a_terminal_of_few_characters_gets_what_it_has(run: Path) -> None:
+def test_a_terminal_of_few_characters_gets_what_it_has(run: Path, tmp_path: Path) -> None:
     """Lines and dots become hyphens, and data that it has no characters for is spelled out."""
     plain = {"PYTHONIOENCODING": "ascii"}
     done = shell(f"{HINDMOST} report {run}", **plain)
     assert done.returncode == 0
     assert done.stdout.startswith("hindmost - simulated-0 - 2 ranks")
-    assert " ####" in shell(f"{HINDMOST} compare {run} {run} {run}", **plain).stdout
+    others = [shutil.copytree(run, tmp_path / name) for name in ("b", "c")]
+    assert " ####" in shell(f"{HINDMOST} compare {run} {others[0]} {others[1]}", **plain).stdout
     done = shell(f"{HINDMOST} query {run} \"select 'ä' as x\" --format csv", **plain)
     assert (done.returncode, done.stdout) == (0, "x\n\\xe4\n")
 
