@@ -19,7 +19,16 @@ import numpy as np
 
 from hindmost_judge.blocks import Blocks, Slowdown
 from hindmost_judge.model import OTHER
-from hindmost_judge.stats.robust import ENOUGH_STEPS, alike, mean, median, median_error, or_zero, peers_median
+from hindmost_judge.stats.robust import (
+    ENOUGH_STEPS,
+    alike,
+    lower_median,
+    mean,
+    median,
+    median_error,
+    or_zero,
+    peers_median,
+)
 from hindmost_judge.timeline import build_blocks
 from hindmost_judge.types import Array, Floats, Ints, Lanes
 from hindmost_judge.verdict.schema import Verdict
@@ -82,7 +91,8 @@ def with_waits(blocks: Blocks, slowdown: Slowdown, measure: str | None) -> Slowd
     in which the rank is later, in proportion.
     """
     waited = blocks.parts.get(_OFF_CPU.get(measure or "", ""))
-    if waited is None or slowdown.phase is not None or blocks.overlapped:
+    peers = _peers(blocks, slowdown.row)
+    if waited is None or slowdown.phase is not None or blocks.overlapped or not len(peers):
         return slowdown
     steps, row = slowdown.steps(), slowdown.row
     alone = without_slowdowns(blocks, [replace(slowdown, outer=None)])[row]
@@ -93,7 +103,7 @@ def with_waits(blocks: Blocks, slowdown: Slowdown, measure: str | None) -> Slowd
     own = own[~np.isnan(own)]
     if len(own) < ENOUGH_STEPS or not more.any():
         return slowdown
-    excess = float(own.mean()) - _typical(mean(waited[np.ix_(_peers(blocks, row), steps)]))
+    excess = float(own.mean()) - float(lower_median(mean(waited[np.ix_(peers, steps)]), axis=0))
     if not excess > _SURE * np.sqrt(2 / len(own)) * float(own.std()):
         return slowdown
     more = more * min(excess * len(own) / more.sum(), 1.0)
@@ -122,12 +132,6 @@ def _peers(blocks: Blocks, row: int) -> Ints:
     return np.asarray(others[np.linspace(0, len(others) - 1, min(len(others), _PEERS)).astype(np.int64)])
 
 
-def _typical(of_peers: Floats) -> float:
-    """The middle one of peers, the lower of two: most of them are healthy. NaN without any."""
-    known = np.sort(of_peers[~np.isnan(of_peers)])
-    return float(known[(len(known) - 1) // 2]) if len(known) else float("nan")
-
-
 def _usual(late: Floats, peers: Ints, place: Ints, interval_step: Ints, slowdown: Slowdown) -> tuple[Floats, float]:
     """[P] median of a slowdown's row of ``late`` [R, K] at each place of a step, over the steps that show it; never
     ahead.
@@ -148,7 +152,7 @@ def _usual(late: Floats, peers: Ints, place: Ints, interval_step: Ints, slowdown
     further = chosen - levels[:, place]
     whole = np.stack([np.bincount(interval_step, one, len(acts)).astype(np.float64) for one in further])[:, acts]
     beyond, error = median(whole, axis=1), float(median_error(whole[0]))
-    elsewhere = float(beyond[0]) - _typical(np.maximum(beyond[1:], 0.0))
+    elsewhere = float(beyond[0] - lower_median(np.maximum(beyond[1:], 0.0), axis=0))
     return levels[0], elsewhere if elsewhere > _SURE * np.sqrt(2) * error else 0.0
 
 
