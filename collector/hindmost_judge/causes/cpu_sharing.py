@@ -8,18 +8,14 @@ files.
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import wraps
-from typing import TypeVar
 
 import numpy as np
 
 from hindmost_judge.blocks import Blocks, CpuBinding, Sharing
 from hindmost_judge.causes import cpu_wait
 from hindmost_judge.causes.table import FILES
-from hindmost_judge.causes.telemetry import Metrics, typical
+from hindmost_judge.causes.telemetry import Metrics, once_a_run, typical
 from hindmost_judge.encoding import codes
 from hindmost_judge.model import Run
 from hindmost_judge.stats.robust import or_zero, peers_median
@@ -55,24 +51,7 @@ def all_bound(run: Run, *, by_quota: bool = False) -> bool:
     return members >= set(run.ranks["rank"].tolist())
 
 
-_T = TypeVar("_T")
-
-
-def _once(of: Callable[[Run], _T]) -> Callable[[Run], _T]:
-    """Remember what was found of a run, by its id for as long as that lives: a judgement asks several times."""
-    results: dict[int, _T] = {}
-
-    @wraps(of)
-    def remembered(run: Run) -> _T:
-        if id(run) not in results:
-            results[id(run)] = of(run)
-            weakref.finalize(run, results.pop, id(run), None)
-        return results[id(run)]
-
-    return remembered
-
-
-@_once
+@once_a_run
 def bound(run: Run) -> list[CpuBinding]:
     """The sets of ranks that are bound to fewer CPUs than they are, on nodes that have more CPUs than that."""
     allowed: dict[str, dict[int, frozenset[int]]] = {}
@@ -138,7 +117,7 @@ class _Quotas:
     all_known: bool
 
 
-@_once
+@once_a_run
 def _quotas(run: Run) -> _Quotas:
     metrics = Metrics.of(run)
     stopped = {}

@@ -9,10 +9,10 @@ from __future__ import annotations
 import copy
 import json
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
-from typing import NamedTuple
+from functools import cached_property, lru_cache, wraps
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -66,6 +66,22 @@ _SHORT = 1 << 15
 #: Most digits of a rank; a longer number is not a rank.
 _DIGITS = 9
 
+_T = TypeVar("_T")
+
+
+def once_a_run(of: Callable[[Run], _T]) -> Callable[[Run], _T]:
+    """Remember what was found of a run, by its id for as long as that lives: arrays have no hash."""
+    results: dict[int, _T] = {}
+
+    @wraps(of)
+    def remembered(run: Run) -> _T:
+        if id(run) not in results:
+            results[id(run)] = of(run)
+            weakref.finalize(run, results.pop, id(run), None)
+        return results[id(run)]
+
+    return remembered
+
 
 class Metrics:
     """The metrics of a run, looked up by name; names and labels are read once, whatever is asked."""
@@ -86,14 +102,10 @@ class Metrics:
         found._span = since_ns, until_ns
         return found
 
-    @classmethod
-    def of(cls, run: Run) -> Metrics:
+    @staticmethod
+    def of(run: Run) -> Metrics:
         """Those of a run, read once for all who ask while it is there."""
-        known = _READ.get(id(run))
-        if known is None:
-            known = _READ[id(run)] = cls(run)
-            weakref.finalize(run, _READ.pop, id(run), None)
-        return known
+        return _metrics(run)
 
     def samples(self, name: str) -> MetricSamples | None:
         """All samples of this name; ``None`` where there is none."""
@@ -163,8 +175,10 @@ class Metrics:
         return np.array([of_gpu.get(one, NO_RANK) if isinstance(one, str) else one for one in whose], np.int64)
 
 
-#: Metrics that were read, by their run's id for as long as that lives: a run of arrays has no hash.
-_READ: dict[int, Metrics] = {}
+@once_a_run
+def _metrics(run: Run) -> Metrics:
+    return Metrics(run)
+
 
 #: Label texts cached between judgements: of a rank's process, its GPU and its process on that.
 _REMEMBERED = 1 << 16
