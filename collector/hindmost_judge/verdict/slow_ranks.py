@@ -141,15 +141,24 @@ def _span(slowdowns: list[Slowdown]) -> slice:
     return slice(min(slowdown.first for slowdown in slowdowns), max(slowdown.stop for slowdown in slowdowns))
 
 
+#: Ranks of one verdict are late by at least this share of what the latest of them is: of a smaller delay the cause is
+#: rarely the same, and a mean of both describes neither.
+_ALIKE = 0.125
+
+
 def _groups(explained: list[tuple[Slowdown, Cause]]) -> list[list[tuple[Slowdown, Cause]]]:
-    """Ranks with one cause and about one interval are one verdict: they would be repaired together. So are phases."""
+    """Ranks with one cause, about one interval and a like delay are one verdict: they would be repaired together.
+
+    So are phases of one rank.
+    """
     groups: list[list[tuple[Slowdown, Cause]]] = []
     for slowdown, cause in explained:
         for group in groups:
             other, why = group[0]
             near = abs(other.first - slowdown.first) <= 8 and abs(other.stop - slowdown.stop) <= 8
             phases = {(one.row, one.phase) for one, _ in group}
-            if why.cause == cause.cause and near and (slowdown.row, slowdown.phase) not in phases:
+            alike = slowdown.delay >= _ALIKE * other.delay
+            if why.cause == cause.cause and near and alike and (slowdown.row, slowdown.phase) not in phases:
                 group.append((slowdown, cause))
                 break
         else:
