@@ -36,7 +36,7 @@ from hindmost_agent.sampler import Host
 from hindmost_agent.settings import Settings, default_spool
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from hindmost_agent.jobs.ranks import RankProcess
 
@@ -62,6 +62,8 @@ LOOK_S = 0.25
 LOCK_TRIES, LOCK_PAUSE_S = 5, 0.02
 #: How often to look whether ranks stand still, for RAS to be asked, s.
 RAS_LOOK_S = 0.5
+#: Ranks of a running job whose stacks are taken at one request.
+_WATCHED = 4
 #: New objects before the garbage collector runs: a batch of rows, which is freed at once, must not start it.
 YOUNG = 20_000
 
@@ -255,13 +257,24 @@ class Daemon:
         wanted = [
             one for one in self.host.ranks if one.job_id == request.job_id and one.rank in (request.ranks or [one.rank])
         ]
-        if wanted and not request.stacks:
+        stopped = request.stacks and not request.last_step
+        if wanted and not stopped:
             self.runner.hasten()
-        for rank in wanted:
-            look = self._dump(rank) if request.stacks else self._trace(rank, request.first_step, request.last_step)
+        looks = [
+            self._dump(rank) if stopped else self._trace(rank, request.first_step, request.last_step) for rank in wanted
+        ]
+        if request.stacks and not stopped:
+            looks.append(self._watch(wanted[:_WATCHED]))
+        for look in looks:
             task = asyncio.get_running_loop().create_task(look)
             self._dumps.add(task)
             task.add_done_callback(self._dumps.discard)
+
+    async def _watch(self, ranks: Sequence[RankProcess]) -> None:
+        """Send stacks of ranks that go on, taken at the agent's own priority, of one rank after the other."""
+        for rank in ranks:
+            for stack, at_ns in await stacks.of_running(rank.pid):
+                self.agent.attach(rank, "stack.txt", stack.encode(), at_ns)
 
     async def _dump(self, rank: RankProcess) -> None:
         self._dumping += 1

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import random
 import shutil
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 from hindmost.errors import HindmostError
@@ -35,6 +39,25 @@ def dump(pid: int, timeout_s: float = 15.0) -> str:
     except (HindmostError, OSError, subprocess.SubprocessError) as error:
         return f"{UNREAD} {pid}: {error}\n"
     return done.stdout if done.returncode == 0 else f"{UNREAD} {pid}: {reason(done.stderr)}\n"
+
+
+#: How many stacks of a running process are taken, and the pause after each, s: pauses differ, so that stacks are not
+#: all of one place in the step.
+STACKS, PAUSE_S = 16, (0.1, 0.4)
+
+
+async def of_running(
+    pid: int, read: Callable[[int], str] = dump, pause_s: tuple[float, float] = PAUSE_S
+) -> list[tuple[str, int]]:
+    """Several stacks of a process that goes on, each with its monotonic time, ns; the first that fails is the last."""
+    taken = []
+    for _ in range(STACKS):
+        stack = await asyncio.to_thread(read, pid)
+        if stack.startswith(UNREAD):
+            break
+        taken.append((stack, time.monotonic_ns()))
+        await asyncio.sleep(random.uniform(*pause_s))  # noqa: S311 - no secret
+    return taken
 
 
 def reason(stderr: str) -> str:

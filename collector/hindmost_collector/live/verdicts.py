@@ -232,7 +232,7 @@ _ASKED = 16
 
 def event_trace_request(job: str, event: Mapping[str, Any]) -> wire.EventTraceRequest | None:
     """The request to the agents when a verdict opens: stacks of all ranks in a hang, else event traces of the named
-    ranks."""
+    ranks, and their stacks where these are off the CPU and the cause is unknown."""
     verdict = event["verdict"]
     if event["event"] != "opened":
         return None
@@ -242,7 +242,11 @@ def event_trace_request(job: str, event: Mapping[str, Any]) -> wire.EventTraceRe
     if first is None or not ranks:
         return None
     return wire.EventTraceRequest(
-        job_id=job, ranks=ranks, first_step=max(first - _AROUND, 0), last_step=first + _AROUND
+        job_id=job,
+        ranks=ranks,
+        first_step=max(first - _AROUND, 0),
+        last_step=first + _AROUND,
+        stacks=verdict.get("cause") == "unknown" and verdict.get("partial") == "blocked",
     )
 
 

@@ -10,10 +10,11 @@ which takes a part of that.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
+from itertools import chain
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -53,6 +54,8 @@ _STEPS = 16
 #: Least rows of the fullest table for an incremental evaluation that may take 20 to 100 ms, and for one that may not.
 INCREMENTAL_ROWS, LEAST_INCREMENTAL_ROWS = 50_000, 1_000
 
+#: Stacks of a rank that are kept, the newest ones: so many show where a rank is off the CPU.
+_STACKS = 16
 #: With this many times the rows, this many steps are enough, if nearly all ranks reported enough for a judgement:
 #: evaluations of thousands of ranks must be as frequent.
 _MANY, _FEWEST = 2, 13
@@ -311,7 +314,7 @@ class Window:
         self._communicators = LastRows("communicators", ("comm", "rank"))
         self._in_flight: dict[int, list[tuple[Any, ...]]] = {}
         self._states = LastRows("rank_states", ("rank",))
-        self._stacks: dict[int, tuple[Any, ...]] = {}
+        self._stacks: dict[int, deque[tuple[Any, ...]]] = defaultdict(lambda: deque(maxlen=_STACKS))
         self._heard: dict[str, int] = {}
         self._node_of: tuple[Table, dict[int, str], int] = {}, {}, 0
         self.newest_ns = 0  # when what was begun last, of all that has ended, began
@@ -380,7 +383,7 @@ class Window:
         while len(self._heard) > MOST_NODES:  # those of which nothing was heard for longest
             del self._heard[next(iter(self._heard))]
         for row in _tuples(chunk.plain.get("stacks"), STACKS):
-            self._stacks[row[0]] = row
+            self._stacks[row[0]].append(row)
         self._states.add(chunk.plain.get("rank_states"))
         states = {row[0]: row for row in _tuples(chunk.plain.get("rank_states"), RANK_STATES)}
         nodes = self._nodes() if states else {}
@@ -420,12 +423,12 @@ class Window:
 
     def stacked(self, since_ns: int) -> set[int]:
         """Ranks whose stack was taken after that."""
-        return {rank for rank, time_ns, _ in self._stacks.values() if time_ns > since_ns}
+        return {rank for rank, found in self._stacks.items() if found[-1][1] > since_ns}
 
     def stack(self, rank: int) -> str | None:
         """The last stack that was taken of a rank."""
-        row = self._stacks.get(rank)
-        return None if row is None else str(row[2])
+        found = self._stacks.get(rank)
+        return str(found[-1][2]) if found else None
 
     def nodes_of(self) -> dict[int, str]:
         """The node of each rank."""
@@ -542,7 +545,7 @@ class Window:
             ticks = ticks[ticks_to_skip([tick.size for tick in ticks]) :]
         pieces = {name: [one.table for one in found] for name, found in parts.items()}
         communicators, states = self._communicators.table(), self._states.table()
-        small = {"in_flight": self._still_in_flight(), "stacks": list(self._stacks.values())}
+        small = {"in_flight": self._still_in_flight(), "stacks": list(chain.from_iterable(self._stacks.values()))}
         facts, cpus_only = (
             self._facts(job, ranks),
             newest and not may_share_cpus(ranks),

@@ -6,7 +6,7 @@ A job without GPUs gets no advice about GPUs, one whose processes are not Python
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -24,8 +24,9 @@ from hindmost_judge.job_command import (
     split,
 )
 from hindmost_judge.model import GPU_TIME, Job, Run, rows
+from hindmost_judge.verdict import stacks
 from hindmost_judge.verdict.schema import Verdict
-from hindmost_judge.verdict.wording import attach, names
+from hindmost_judge.verdict.wording import attach, names, with_cause
 
 #: Nodes, and processes, that an advice lists.
 _NAMED, _PIDS = 4, 4
@@ -128,7 +129,11 @@ def on(found: Verdict, run: Run) -> Verdict:
     where, causes = place(run, found.ranks), found.causes or (found.cause or "unknown",)
     if "cpu_contention" in causes and len(found.ranks) == 1:
         where = replace(where, quota=cpu_sharing.own_quota(run, found.ranks[0]))
-    do = [of_cause(cause, where) for cause in causes]
+    off = stacks.off_cpu(run, found.ranks) if found.cause == "unknown" and found.partial == "blocked" else {}
+    do = [_see(run, off, where)] if off else [of_cause(cause, where) for cause in causes]
+    if off:
+        lines = [f"rank {rank} was off the CPU at {line} in {often}" for rank, (line, often) in off.items()]
+        found = replace(found, evidence=(*found.evidence[:1], *with_cause(lines, found.evidence[1:])))
     marked = bool((run.steps["input_ns"] >= 0).any() or (run.intervals["name"] == "input").any())
     loads = run.job.source == Job.source and in_python(run) and not marked  # perhaps, by a loader of its own
     if found.cause == "unknown" and found.partial == "blocked" and loads:
@@ -232,6 +237,13 @@ def _look(at: Place, who: str) -> str:
     does = "does" if len(at.ranks) == 1 else "do"
     see = f"see what {who} {does}{at.on}: {tool}"
     return see if at.runs else f"run the job again and {see}"
+
+
+def _see(run: Run, off: Mapping[int, tuple[str, str]], at: Place) -> str:
+    """Where to look for what ranks wait for, as their stacks show; the newest stack has a file."""
+    rank, (line, often) = next(iter(off.items()))
+    file = f", stacks/{rank}.txt" if run.job.source == Job.source else ""
+    return f"see what rank {rank}{at.on} {'waits' if at.runs else 'waited'} for at {line} ({often}{file})"
 
 
 #: How launchers start ``total`` ranks, ``each`` on one node.

@@ -30,6 +30,7 @@ from hindmost_judge.types import UNREAD, Ints
 from hindmost_judge.verdict.advice import in_python, of_stopped, place, with_gpus
 from hindmost_judge.verdict.endings import RAISED, ended_by_launcher, last_words
 from hindmost_judge.verdict.schema import Stall, Verdict
+from hindmost_judge.verdict.stacks import source_line
 from hindmost_judge.verdict.wording import STALL, START_UP, attach, names, nodes_of, stopped, whole_nodes
 
 
@@ -107,7 +108,7 @@ def lost_contact(run: Run, step_ns: float, settings: Settings) -> tuple[list[Ver
     quiet = f"no operation ended in the last {quiet_ns / 1e9:.1f} s of the recording, while GPUs were busy"
     at: dict[str, list[int]] = {}
     for rank, text in sorted(_stacks_of(run).items()):
-        at.setdefault(_source_line(text), []).append(rank)
+        at.setdefault(source_line(text), []).append(rank)
     stood = sorted(at.items(), key=lambda one: -len(one[1]))
     if not stood:
         return [], [f"{quiet}: dumps of py-spy or of PyTorch's Flight Recorder from then would show a hang"]
@@ -245,7 +246,7 @@ def _stall(run: Run, gap: _Gap, began: int) -> Stall:
         ranks=tuple(late),
         waiting=waiting,
         operation=where or None,
-        line=f"rank {rank}: {_source_line(text)}" if at is not None else None,
+        line=f"rank {rank}: {source_line(text)}" if at is not None else None,
         node=" and ".join(nodes_of(run, late)) or None,
         stopped_s={str(rank): seconds for rank, seconds in halted.items()},
     )
@@ -298,7 +299,7 @@ def _stood(run: Run, gap: _Gap, late: list[int]) -> list[str]:
     if at is None:
         return []
     rank = int(stacks["rank"][at])
-    found = [f"rank {rank} was at {_source_line(str(stacks['text'][at]))}"]
+    found = [f"rank {rank} was at {source_line(str(stacks['text'][at]))}"]
     last = stacks["time_ns"][at] == stacks["time_ns"][stacks["rank"] == rank].max()
     if last and run.job.source == Job.source:
         found.append(f"its threads are in stacks/{rank}.txt of the run directory")
@@ -488,7 +489,7 @@ def _called_from(rank: int, stop: Hang, run: Run) -> str:
     """From where a rank called what it did in place of the others' operation, if a dump tells."""
     texts = run.stacks["text"][run.stacks["rank"] == rank].tolist()
     calls = ((text, _CALLED.match(text)) for text in texts)
-    lines = [_source_line(text) for text, call in calls if call is not None and call[1].endswith(f" #{stop.seq}")]
+    lines = [source_line(text) for text, call in calls if call is not None and call[1].endswith(f" #{stop.seq}")]
     return f", called from {lines[0]}" if lines else ""
 
 
@@ -556,8 +557,8 @@ def _standing(stack: str) -> _Does:
         return _Does(f"has no readable stack: {why}", f"have no readable stack: {why}")
     called = _CALLED.match(stack)
     if called is not None:
-        return _did(f"ran {called[1]} last, called from {_source_line(stack)}")
-    line = _source_line(stack)
+        return _did(f"ran {called[1]} last, called from {source_line(stack)}")
+    line = source_line(stack)
     return _Does(f"is at {line}", f"are at {line}")
 
 
@@ -569,22 +570,6 @@ def _stacks_of(run: Run) -> dict[int, str]:
     """The newest stack of each rank; of a compiled program, which has none of Python, one that was not read is none."""
     found = zip(run.stacks["rank"].tolist(), run.stacks["text"].tolist(), strict=True)
     return {rank: text for rank, text in found if not text.startswith(UNREAD) or in_python(run)}
-
-
-#: A Python function and its line, as stack dumps have them.
-_FRAME = re.compile(r"([\w.<>]+) \((.+\.py:\d+)\)")
-
-
-def _source_line(stack: str) -> str:
-    """``train.py:49, in load()``: the innermost Python frame of a stack dump outside of libraries."""
-    frames = [line.strip() for line in stack.splitlines() if "(" in line and ")" in line and ":" in line]
-    foreign = ("site-packages", "/lib/python", "hindmost/probes/")
-    own = [line for line in frames if ".py" in line and not any(place in line for place in foreign)]
-    line = (own or frames or [stack.strip().partition("\n")[0] or "an empty stack"])[0]
-    frame = _FRAME.fullmatch(line)
-    if frame is None:
-        return line
-    return frame[2] if frame[1] == "<module>" else f"{frame[2]}, in {frame[1]}()"
 
 
 def _hang_advice(stop: Hang, run: Run) -> list[str]:
@@ -652,7 +637,7 @@ def _look(stop: Hang, run: Run) -> list[str]:
     """The line at which a culprit was, and where the rest of its stack is."""
     stacks = _stacks_of(run)
     known = [rank for rank in stop.ranks if not stacks.get(rank, UNREAD).startswith(UNREAD)]
-    lines = {rank: _source_line(stacks[rank]) for rank in known if not _CALLED.match(stacks[rank])}
+    lines = {rank: source_line(stacks[rank]) for rank in known if not _CALLED.match(stacks[rank])}
     if not lines:
         return []
     rank, line = next(iter(lines.items()))

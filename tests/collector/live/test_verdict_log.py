@@ -317,6 +317,17 @@ def test_raw_events_are_asked_for_around_the_step_since_which_it_holds():
     assert list(event_trace_request("j", opened(ranks=list(range(40)))).ranks) == list(range(16))
 
 
+@pytest.mark.parametrize(
+    ("cause", "partial", "asked"), [("unknown", "blocked", True), ("unknown", None, False), ("compute", None, False)]
+)
+def test_where_a_rank_is_off_the_cpu_for_an_unknown_reason_its_stacks_are_asked_for_too(
+    cause: str, partial: str | None, *, asked: bool
+) -> None:
+    """They show the line at which it waits; a rank that computes is at any line."""
+    request = event_trace_request("j", opened(cause=cause, partial=partial))
+    assert (request.stacks, request.last_step) == (asked, 45)
+
+
 @pytest.mark.parametrize("kind", ["hang", "desync"])
 def test_a_stopped_job_is_asked_for_the_stacks_of_all(kind):
     """The awaited rank may be one that is not named."""

@@ -92,6 +92,39 @@ def test_a_rank_that_sleeps_is_late_for_no_want_of_a_cpu(spinning: bool) -> None
     assert report.notes == (f"4 ranks share the 2 CPUs of node0: {by}",)
 
 
+def stacks(*lines: str) -> Table:
+    """Stacks of rank 1, each with its main thread as ``idle`` or ``active``, and the line where it was."""
+    texts = [
+        f'Thread 7 ({state}): "MainThread"\n    sleep (/lib/python3/time.py:1)\n    load (train.py:{at})\n'
+        for state, at in (line.split() for line in lines)
+    ]
+    return {
+        "rank": np.ones(len(texts), np.int32),
+        "time_ns": np.arange(len(texts), dtype=np.int64),
+        "text": np.array(texts or [""])[: len(texts)],
+    }
+
+
+def test_where_a_rank_waits_off_the_cpu_is_shown_by_its_stacks() -> None:
+    """The line of most stacks that have it off the CPU: those in which it computes do not count."""
+    (found,) = judge(
+        replace(crowded(0.2, 0.21), stacks=stacks("active 5", "active 5", "active 5", "idle 9", "idle 9", "idle 7"))
+    ).verdicts
+    assert found.evidence[1] == "rank 1 was off the CPU at train.py:9, in load() in 2 of 6 stacks"
+    at = "train.py:9, in load() (2 of 6 stacks, stacks/1.txt)"
+    assert found.advice[0] == f"see what rank 1 on node0 waits for at {at}"
+
+
+@pytest.mark.parametrize(
+    "seen", [(), ("idle 9",), ("active 5", "active 5"), ("idle 9", "idle 9", "idle 7", "idle 7")], ids=str
+)
+def test_a_line_is_named_only_by_most_of_several_stacks(seen: tuple[str, ...]) -> None:
+    """One stack, or as many at another line, may be chance."""
+    (found,) = judge(replace(crowded(0.2, 0.21), stacks=stacks(*seen))).verdicts
+    assert "stacks" not in " ".join(found.evidence)
+    assert found.advice[0].startswith("see what rank 1 does on node0")
+
+
 def test_a_rank_that_sleeps_and_computes_a_little_more_costs_what_it_sleeps() -> None:
     """The CPU time that it needs beyond its peers, 3 of 30 ms, is the least of its delay."""
     report = judge(crowded(0.2, 0.3, cpu_ms=11.0))
