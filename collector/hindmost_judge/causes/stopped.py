@@ -138,8 +138,8 @@ def note(run: Run, verdicts: Sequence[Verdict], stalls: Sequence[Stall]) -> list
 def on(verdict: Verdict, blocks: Blocks, settings: Settings) -> Verdict:
     """A verdict without a known cause, with this one where samples in its steps show it; else as it was.
 
-    The share of samples in which a rank was stopped is set against the share of time by which it is late. Now and then,
-    samples are few: there stalls of one size have one cause, unless more of them would be seen stopped.
+    The share of samples in which a rank was stopped is set against the share of time by which it is late. Where samples
+    are few, stalls of one size have one cause, unless more of them would be seen stopped.
     """
     if verdict.kind not in ("straggler", "intermittent") or verdict.cause != "unknown":
         return verdict
@@ -148,12 +148,8 @@ def on(verdict: Verdict, blocks: Blocks, settings: Settings) -> Verdict:
     rows = np.flatnonzero(np.isin(blocks.ranks, verdict.ranks)).tolist()
     counted = _counted(blocks, columns)
     counts = {row: counted.get(row, (0, 0)) for row in rows}
-    of_rows = [_explained(blocks, row, columns, *counts[row], settings) for row in rows]
-    if verdict.kind == "intermittent":
-        of_rows = [
-            ratio or _in_stalls(blocks, row, columns, *counts[row], settings)
-            for row, ratio in zip(rows, of_rows, strict=True)
-        ]
+    tests = (_explained, _in_stalls)
+    of_rows = [max(test(blocks, row, columns, *counts[row], settings) for test in tests) for row in rows]
     explained = min(of_rows, default=0.0)
     if not explained:
         return verdict
