@@ -12,7 +12,6 @@ import json
 import logging
 import os
 import random
-import re
 import shlex
 import shutil
 import signal
@@ -25,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
 
 from hindmost.errors import UsageError, one_line
-from hindmost_judge.verdict.schema import STOPS
+from hindmost_judge.verdict.schema import STOPS, WhichOperation
 from hindmost_proto import retry
 
 from hindmost_collector.http_client import Answer, Receiver
@@ -107,13 +106,9 @@ def _stands_still(report: Mapping[str, Any]) -> bool:
     return any(one["kind"] in STOPS for one in report.get("verdicts", ()))
 
 
-#: Evidence that identifies the operation, by its communicator: of use to who debugs, not to who is called.
-_WHICH_OPERATION = re.compile(r" of communicator 0x[0-9a-f]+$")
-
-
 def _detail(words: RenderedVerdict, event: Mapping[str, Any]) -> str:
     """What a verdict costs; of a hang who waits, and once that is known where the rank is that does not come."""
-    why = [one for one in words.why if not _WHICH_OPERATION.search(one)]
+    why = [one for one in words.why if not isinstance(one, WhichOperation)]
     if words.kind in STOPS and why:
         return f"; {why[min(event['event'] == 'changed', len(why) - 1)]}"
     return f"; costs {words.short_cost}" if words.short_cost else ""

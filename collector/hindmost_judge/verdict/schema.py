@@ -36,6 +36,12 @@ CAUSES = tuple(
 BOUNDS = ("input", "copies", "host", "cpu", "compute", "gpu_compute", "gpu_memory", "communication", "unknown")
 
 
+class WhichOperation(str):
+    """Evidence that identifies an operation by its communicator: for who debugs, not for who is called."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True)
 class Verdict:
     """One thing that is so: who, why, since when, at what cost. Costs are of the what-if that repairs it."""

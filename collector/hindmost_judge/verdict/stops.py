@@ -29,7 +29,7 @@ from hindmost_judge.timeline.phases import training
 from hindmost_judge.types import UNREAD, Ints
 from hindmost_judge.verdict.advice import in_python, of_stopped, place, with_gpus
 from hindmost_judge.verdict.endings import RAISED, ended_by_launcher, last_words
-from hindmost_judge.verdict.schema import Stall, Verdict
+from hindmost_judge.verdict.schema import Stall, Verdict, WhichOperation
 from hindmost_judge.verdict.stacks import source_line
 from hindmost_judge.verdict.wording import STALL, START_UP, attach, names, nodes_of, stopped, whole_nodes
 
@@ -331,7 +331,7 @@ def _hang_evidence(stop: Hang, run: Run) -> list[str]:
             {rank: _did(f"entered {stop.doing[rank]} there{line}") for rank, line in called.items() if line}
         )
         inside = "" if stop.waits else stop.op
-        number = [] if stop.waits else [f"that {stop.op} is number {stop.seq} of {group}"]
+        number = [] if stop.waits else [WhichOperation(f"that {stop.op} is number {stop.seq} of {group}")]
         places = [] if found else _places(stop, run)
         found = [_instead(stop, run), *found, *_of_messages(stop, run), *places, _waited(stop, run, inside)]
         return [*(found if stop.ranks else [*found, *_either(stop, run)]), *number]
@@ -349,7 +349,7 @@ def _hang_evidence(stop: Hang, run: Run) -> list[str]:
     found += _of_each(_gone(stop, run))
     found += _of_each({rank: _standing(stacks[rank]) for rank in stop.ranks if rank in stacks and rank not in said})
     which = f"that {stop.op} is number {stop.seq}" if stop.seq >= 0 else "the operation is"
-    number = [] if stop.waits else [f"{which} of {group}"]
+    number = [] if stop.waits else [WhichOperation(f"{which} of {group}")]
     return [*found, *_end(run, stop), *number, *whole_nodes(run, stop.ranks)]
 
 

@@ -16,6 +16,7 @@ from hindmost.errors import UsageError
 from hindmost_collector.live import notification
 from hindmost_collector.live.notification import QUEUE, Command, Notification, Outlet, Webhook, destination
 from hindmost_collector.live.verdicts import VerdictLog
+from hindmost_judge.verdict.schema import WhichOperation
 
 from tests.waiting import PATIENCE_S, wait_until
 
@@ -116,10 +117,9 @@ def test_slack_shows_the_text_and_a_program_reads_the_verdict(receiver: Receiver
     assert (body["event"], body["job"], body["id"], body["verdict"]["ranks"]) == ("opened", "train", "1", [2])
 
 
-@pytest.mark.parametrize("which", ["that all_reduce is number 7", "the operation is"])
-def test_a_hang_says_who_waits_and_then_where_the_missing_rank_is(which: str) -> None:
+def test_a_hang_says_who_waits_and_then_where_the_missing_rank_is() -> None:
     """A change of a hang is that its stack has come."""
-    number = f"{which} of communicator 0x4d"
+    number = WhichOperation("that all_reduce is number 7 of communicator 0x4d")
     evidence = ["3 ranks have waited up to 5.0 s in all_reduce", "rank 2 is at train.py:7", number]
     hang = verdict(kind="hang", cause=None, victims=[0, 1, 3], evidence=evidence, cost_ms_per_step=None)
     texts = [

@@ -11,7 +11,7 @@ from hindmost_collector.report.verdict_lines import of_verdict
 from hindmost_judge.detect.hang import steps_done
 from hindmost_judge.judge import judge
 from hindmost_judge.model import COLLECTIVES, COMMUNICATORS, VANISHED, Run, empty
-from hindmost_judge.verdict.schema import Verdict
+from hindmost_judge.verdict.schema import Verdict, WhichOperation
 
 from tests.scenarios.loads import Load, hang, make
 
@@ -53,6 +53,14 @@ def test_what_all_have_run_is_no_divergence() -> None:
     for rank in range(4):
         run = also(run, rank, "broadcast", 3)
     assert (first(run).kind, first(run).ranks) == ("hang", (2,))
+
+
+@pytest.mark.parametrize("run", [hang(FOUR, [2]), also(hang(FOUR, [2]), 2, "broadcast", 40)])
+def test_a_report_marks_the_evidence_that_only_identifies_the_operation(run: Run) -> None:
+    """A notice of one line leaves it out, of a hang and of a divergence."""
+    (verdict,) = judge(run).to_dict()["verdicts"]
+    (marked,) = (text for text in verdict["evidence"] if isinstance(text, WhichOperation))
+    assert marked.startswith("that all_reduce is number 40 of communicator 0x")
 
 
 def in_another_communicator(run: Run, rank: int, members: int) -> Run:
