@@ -53,7 +53,7 @@ def test_one_long_stack_makes_no_others_long():
     assert batch.ByteSize() < chunk.bytes < 2 * batch.ByteSize()
     job = LiveJob("j", 0)
     job.add(chunk, decoding.decoder.words, decoding.definitions, 1)
-    assert job.snapshot(decoding.decoder.words)().stacks["text"].tolist() == ["y"]
+    assert set(job.snapshot(decoding.decoder.words)().stacks["text"].tolist()) == {"y"}
     [stored] = arrow_tables({"j": [chunk]}, decoding.decoder.words, decoding.definitions)["j", "stacks"]
     read = to_numpy("stacks", stored)["text"]
     assert sorted(map(len, read)) == [*[1] * 400, STACK_LIMIT]
