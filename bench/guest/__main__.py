@@ -129,13 +129,6 @@ class Bench:
             del found["cores"], found["wakes_a_second"]
         return found
 
-    def summaries(self, most: int, seconds: float, before: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        """What pairs of runs say together, after each one."""
-        known = list(before)
-        for pair in self.pairs(most, seconds):
-            known.append(pair)
-            yield summary(known)
-
     def pairs(self, most: int, seconds: float) -> Iterator[dict[str, Any]]:
         """Pairs of runs; none begins later than that."""
         self.run(observed=True)  # caches, and the native parts are built

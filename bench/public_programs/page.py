@@ -94,6 +94,10 @@ def _lines(found: dict[str, Any]) -> list[str]:
     return [*lines, *_costs(found.get("costs", []))]
 
 
+def _all_right(row: dict[str, Any]) -> bool:
+    return "missing" not in row and row["names_right"] and row["cause"] == "right"
+
+
 def _undisturbed(rows: list[dict[str, Any]]) -> list[str]:
     """The table of undisturbed runs: a row is all runs of one program."""
     lines = [
@@ -113,13 +117,21 @@ def _undisturbed(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def _disturbed(rows: list[dict[str, Any]]) -> list[str]:
-    """The table of disturbed runs."""
-    lines = [
+    """Of disturbed runs which disturbances were right, a row each program, and a table of all others."""
+    disturbed = [row for row in rows if row["disturbance"] != "none"]
+    right: dict[str, list[str]] = {}
+    for row in disturbed:
+        if _all_right(row):
+            right.setdefault(row["program"], []).append(row["disturbance"])
+    lines = ["| program | disturbances of which ranks and cause were right |", "| --- | --- |"]
+    lines += [f"| {program} | {', '.join(dict.fromkeys(what))} |" for program, what in right.items()]
+    lines += [
+        "",
         "| program | disturbance | verdict | other work, cores | ranks | cause |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
-    for row in rows:
-        if row["disturbance"] == "none":
+    for row in disturbed:
+        if _all_right(row):
             continue
         line = f"| {row['program']} | {row['disturbance']} | "
         if "missing" in row:
