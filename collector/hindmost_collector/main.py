@@ -197,14 +197,20 @@ def _say(message: object) -> None:
     sys.stdout.flush()
 
 
+#: The line on stdin that says that the job's command starts: what was before is no time of the job.
+BEGUN = '{"begun": true}'
+
+
 def follow_stdin(collector: Collector, loop: asyncio.AbstractEventLoop, at_the_end: tuple[asyncio.Event, ...]) -> None:
-    """Read from stdin how the job ended; its end is the end of the job, or of the process that started it."""
+    """Read from stdin when the job's command began and how it ended; the end of stdin is the end of the job, or of the
+    process that started it."""
     for text in sys.stdin:
-        how = _ending(text)
-        if how is None:
+        how, job = _ending(text), collector.job(collector.options.job_id)
+        if text.strip() == BEGUN:
+            job.started_ns = job.window.started_ns = collector.clock.now()
+        elif how is None:
             log.warning('stdin: expected {"exit_code": N}, got %r', text.strip()[:80])
         else:
-            job = collector.job(collector.options.job_id)
             job.exit_code, job.interrupted_by, job.no_ring, job.entered = how
             job.ended_ns = collector.clock.now()
             # the ranks are gone, and the agent waits only so long for its last acknowledgement

@@ -172,10 +172,13 @@ def _observed(session: Session, tell: Callable[[Mapping[str, Any]], None]) -> in
         _say(f"page {page}/{token}  metrics {page}/metrics{token}  run {_short(session.directory)}")
         if tunnel := ssh_tunnel(session.page, session.environ, token):
             _say(f"from your own machine: {tunnel}")
+
+    def started() -> None:
+        session.begin()
+        session.collector.follow("verdict", tell)
+
     try:
-        returncode = foreground.run(
-            session.argv, session.environ, session.heard, lambda: session.collector.follow("verdict", tell)
-        )
+        returncode = foreground.run(session.argv, session.environ, session.heard, started)
     except HindmostError:
         session.abandon()
         raise

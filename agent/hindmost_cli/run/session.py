@@ -220,7 +220,6 @@ class Session:
         if request.listen:
             environment.must_be_free(request.listen)
         program = Path(foreground.program_path(request.command[0], environ))
-        # They are compiled at first use, which is no part of the job: its time begins with the collector.
         native, notes = environment.native_libraries([*launcher.NATIVE, "ring"], environ, program)
         directory, note = environment.run_directory(request.out, job)
         if note:
@@ -255,6 +254,10 @@ class Session:
         page = said.get("http")
         opens = proof.reads if page and _is_open(request.listen) else ""
         return cls(job, directory, rings, page, argv, whole, collector, agent, opens=opens, no_ring=no_ring)
+
+    def begin(self) -> None:
+        """The command runs: the job's time begins."""
+        self.collector.tell({"begun": True})
 
     def heard(self, number: signal.Signals) -> None:
         """Remember the first signal that asked the job to end: ranks that exit after it did not crash."""

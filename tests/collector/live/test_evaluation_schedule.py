@@ -206,6 +206,16 @@ def test_the_session_is_raised_once_the_ranks_have_ended(monkeypatch: pytest.Mon
     assert job.ended_ns == 7
 
 
+def test_the_time_of_a_job_begins_with_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A collector is there before it: what `hindmost run` takes to start is no start-up of the job."""
+    monkeypatch.setattr(sys, "stdin", iter(['{"begun": true}\n']))
+    job = SimpleNamespace(started_ns=1, window=SimpleNamespace(started_ns=1))
+    clock = SimpleNamespace(now=lambda: 7)
+    collector: Any = SimpleNamespace(options=SimpleNamespace(job_id="j"), clock=clock, job=lambda job_id: job)
+    main.follow_stdin(collector, Any, ())
+    assert (job.started_ns, job.window.started_ns) == (7, 7)
+
+
 def test_the_first_judgement_waits_until_a_look_has_seen_the_ranks_at_work() -> None:
     """Cores are idle until ranks have started: what was last seen of them then says nothing."""
     full = [False]
