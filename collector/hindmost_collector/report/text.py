@@ -196,8 +196,8 @@ def _more(request: _Request) -> Iterator[RenderableType]:
         command = f"{request.program} report {request.path} --explain" if request.path else "on the page"
         yield Text(f"all evidence: {command}", "dim")
     if request.explain:
-        means = [_SURE] * any(one.sure and one.cost for one in request.verdicts)
-        means += [_COST] * any(one.cost and one.kind != "stalled" for one in request.verdicts)
+        means = [_SURE] * any(one.sure and one.short_cost for one in request.verdicts)
+        means += [_COST] * any(one.cost and one.kind not in ("stalled", *STOPS) for one in request.verdicts)
         yield from (labelled("NOTE", one, "dim") for one in means)
 
 

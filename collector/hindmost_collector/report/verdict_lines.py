@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import Any
 
 from hindmost_judge.verdict.schema import unsure
-from hindmost_judge.verdict.wording import ALONE, ANY_JOB, RANKS_WAIT, TWO_CAUSES, WHICH_ID, duration, names
+from hindmost_judge.verdict.wording import ALONE, ANY_JOB, AT_LEAST, RANKS_WAIT, TWO_CAUSES, WHICH_ID, duration, names
 
 from hindmost_collector.report import columns
 from hindmost_collector.report.columns import part_of, ratio, without
@@ -262,8 +262,16 @@ def _intermittent(one: Mapping[str, Any], who: str) -> tuple[str, str]:
     return "SLOW", f"{who}: {stall} now and then ({doing(one)}){_later(one)}"
 
 
+def _in_step(one: Mapping[str, Any]) -> str:
+    """``in step 200 (Nov 29 02:14): ``: where a job stopped, and since when, as far as known."""
+    at = clock(one["since_time_s"]) if one.get("since_time_s") else ""
+    if one.get("since_step") is None:
+        return f"since {at}: " if at else ""
+    return f"in step {one['since_step']}{f' ({at})' if at else ''}: "
+
+
 def _hung(one: Mapping[str, Any], who: str) -> tuple[str, str]:
-    step = f"in step {one['since_step']}: " if one.get("since_step") is not None else ""
+    step = _in_step(one)
     if one.get("cause") == "stopped":
         return "HUNG", f"{step}{who} {'was' if len(one['ranks']) == 1 else 'were'} {_DOING['stopped']}"
     if one.get("cause") == "deadlock":
@@ -277,7 +285,7 @@ def _hung(one: Mapping[str, Any], who: str) -> tuple[str, str]:
 
 
 def _diverged(one: Mapping[str, Any], who: str) -> tuple[str, str]:
-    step = f"in step {one['since_step']}: " if one.get("since_step") is not None else ""
+    step = _in_step(one)
     ran = f"{who or 'ranks'} ran {'another operation than the rest' if who else 'unlike operations'}"
     return "DESYNC", f"{step}{next(iter(one['evidence']), ran)}"
 
@@ -349,14 +357,32 @@ def _cost(one: Mapping[str, Any]) -> tuple[str, str]:
     """``3.9 of 8.9 ms per step (44 %)``, and the same with the steps in which the fault acted and with what remains."""
     cost, share, before = one.get("cost_ms_per_step"), one.get("cost_ratio"), one.get("given") or ()
     if cost is None:
-        return "", ""
-    amount, when = f"{_amount(one)} per step", f" {_when(one)}".rstrip()
+        return "", _waited(one)
+    least = "at least " if any(line.startswith(AT_LEAST) for line in one.get("evidence") or ()) else ""
+    amount, when = f"{least}{_amount(one)} per step", f" {_when(one)}".rstrip()
     if not share:
         return amount, f"{amount}{when}"
     left, after = without(cost, cost / share), f" ({ratio(share)})"
     if before:  # a step with these fixed, and this one too, is another length
         after += f", saved only after {names(before)} {'is' if len(before) == 1 else 'are'} fixed"
-    return f"{amount}{after}", f"{amount}{when}{after}" + (f"; {left} remain" if left and not before else "")
+    remain = f"; {'at most ' if least else ''}{left} remain" if left and not before else ""
+    return f"{amount}{after}", f"{amount}{when}{after}{remain}"
+
+
+def _waited(one: Mapping[str, Any]) -> str:
+    """``7 ranks x 5.2 min = 36.4 min``: what a stop costs, as far as it is known who waits and for how long."""
+    deadlocked = one["ranks"] if one.get("cause") == "deadlock" else ()
+    seconds, ranks = one.get("waited_s"), {*(one.get("victims") or ()), *deadlocked}
+    if not seconds or not ranks:
+        return ""
+    return f"{columns.count(len(ranks), 'rank')} x {lasting(seconds)} = {lasting(len(ranks) * seconds)} of waiting"
+
+
+def lasting(seconds: float) -> str:
+    """``12.3 s``, ``5.2 min``, ``3.1 h``."""
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 def render_json(report: Mapping[str, Any]) -> str:

@@ -144,8 +144,10 @@ def on_shared_cpus(
         one for one in asking if any((one.cost_ms_per_step or 0.0) * 1e6 > longest.get(rank, 0.0) for rank in one.ranks)
     ]
     by_sleep = [one.verdict for one in slept if not _in(asking, one.verdict.ranks)]
+    asking = [_at_least(one, blocks) if _at_most(one, blocks, shared) is one else one for one in asking]
     found = [_at_most(one, blocks, shared) for one in [*asking, *by_sleep]]
-    sentence = f"{shared}: chance decides who arrives last; ranks are judged by {_measure(blocks, asking)}"
+    how = dict.fromkeys(["CPU time"] * bool(asking) + ["time off the CPU"] * bool(by_sleep))
+    sentence = f"{shared}: ranks are compared by {' and '.join(how)}, not by who arrives last"
     if not found:
         sentence = str(shared)
         found = [_at_most(verdict, blocks, shared) for verdict in late if verdict.cause not in _SCHEDULING]
@@ -155,20 +157,18 @@ def on_shared_cpus(
     return found + [verdict for verdict in more if not _in(by_sleep, verdict.ranks)], [*notes, *hidden, sentence]
 
 
-def _measure(blocks: Blocks, asking: Sequence[Verdict]) -> str:
-    """What ranks are compared by, those ``asking`` for more CPU time by that; and what a ms of it may take.
+def _at_least(one: Verdict, blocks: Blocks) -> Verdict:
+    """The verdict on ranks that need more CPU time with what a ms of it may take.
 
     While a rank computes longer, those that wait for it may keep the CPUs busy, and so do other processes. Then each ms
     of CPU time takes as long as the others' does; else it takes a ms.
     """
     needs, queue = blocks.parts.get("self_cpu"), blocks.parts.get("self_runqueue")
-    if not asking:
-        return "time off the CPU"
-    if needs is None or queue is None:
-        return "CPU time"
+    if needs is None or queue is None or any(line.startswith(wording.ESTIMATE) for line in one.evidence):
+        return one
     used, queued = (float(np.nan_to_num(median(median(part, axis=1)))) for part in (needs, queue))
     times = (used + queued) / max(used, 1.0)
-    return f"CPU time, 1 ms of which costs 1 to {times:.0f} ms" if times >= _STRETCHED else "CPU time"
+    return replace(one, evidence=(*one.evidence, wording.at_least(times))) if times >= _STRETCHED else one
 
 
 def other_stalls(found: list[Verdict], stalls: list[Stalls], blocks: Blocks, settings: Settings) -> list[Verdict]:

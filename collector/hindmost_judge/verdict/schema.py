@@ -53,6 +53,7 @@ class Verdict:
     since_step: int | None = None
     since_time_s: float | None = None  # Unix time at which that step began; None: unknown, or the job's first step
     until_step: int | None = None  # None: it still held when the recording ended
+    waited_s: float | None = None  # of a job that stopped: for how long ranks have waited, or did
     cost_ms_per_step: float | None = None
     cost_ratio: float | None = None
     given: tuple[int, ...] = ()  # ranks of verdicts before, once which are repaired the cost is saved

@@ -47,6 +47,8 @@ def _of_hang(stop: Hang, run: Run, blocks: Blocks | None) -> Verdict:
         victims=stop.victims,
         cause="deadlock" if stop.deadlock else cause,
         since_step=since_step(stop, run, blocks),
+        since_time_s=stop.entered_ns / 1e9 if stop.entered_ns and run.job.started_ns else None,
+        waited_s=stop.waited_ns / 1e9 if stop.waited_ns >= 0 else None,
         confidence=stop.confidence,
         evidence=tuple(_hang_evidence(stop, run)),
         advice=tuple(_hang_advice(stop, run)),
@@ -61,7 +63,13 @@ def of_parted(stop: Hang, found: Mismatch | None, run: Run, blocks: Blocks | Non
     (parted,) = of_mismatch(found, run)
     ran, _ = parted.evidence
     victims = tuple(sorted({*found.ranks, *found.others} - {*found.named}))
-    return replace(parted, victims=victims, confidence=verdict.confidence, evidence=(ran, *verdict.evidence[:1]))
+    return replace(
+        parted,
+        victims=victims,
+        waited_s=verdict.waited_s,
+        confidence=verdict.confidence,
+        evidence=(ran, *verdict.evidence[:1]),
+    )
 
 
 def of_mismatch(found: Mismatch | None, run: Run) -> list[Verdict]:
@@ -324,7 +332,12 @@ def _hang_evidence(stop: Hang, run: Run) -> list[str]:
     stacks = _stacks_of(run)
     if stop.deadlock:
         at = _of_each({rank: _standing(stacks[rank]) for rank in stop.ranks if rank in stacks})
-        return [f"deadlock: {_waits(stop, run)}", *at, *_for_long(stop, run), *_end(run, stop)]
+        return [
+            f"deadlock: {_waits(stop, run)}",
+            *([", ".join(at)] if at else []),
+            *_for_long(stop, run),
+            *_end(run, stop),
+        ]
     if stop.kind == "desync":
         called = {rank: _called_from(rank, stop, run) for rank in sorted(stop.doing)}
         found = _of_each(
@@ -400,6 +413,8 @@ def _of_each(said: Mapping[int, _Does], rest: str = "") -> list[str]:
 
 
 def _call(op: str, run: Run) -> str:
+    if op == "probe" and in_python(run) and _with_mpi(run):
+        return "recv (MPI_Probe)"  # mpi4py asks for the size of a message before it receives that
     return _MPI.get(op, op) if _with_mpi(run) else op
 
 

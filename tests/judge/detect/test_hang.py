@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hindmost_collector.ingest.chunk import from_rows
 from hindmost_collector.recordings import tables
-from hindmost_collector.report.verdict_lines import of_verdict
+from hindmost_collector.report.verdict_lines import clock, of_verdict
 from hindmost_judge.detect.hang import steps_done
 from hindmost_judge.judge import judge
 from hindmost_judge.model import COLLECTIVES, COMMUNICATORS, VANISHED, Run, empty
@@ -216,6 +216,20 @@ def test_a_wait_is_as_long_as_the_job_let_it_be(over: dict[str, Any], end: str) 
     assert end in verdict.evidence
     assert not [line for line in verdict.advice if "attach" in line]
     assert verdict.advice[0].startswith("see what rank 3 on node0 waited for at train.py:49, in load()")
+
+
+@pytest.mark.parametrize(
+    ("waited", "cost"), [(30.0, "3 ranks x 30.0 s = 90.0 s of waiting"), (7200.0, "3 ranks x 2.0 h = 6.0 h of waiting")]
+)
+def test_a_hang_has_its_begin_and_its_cost(waited: float, cost: str) -> None:
+    """Since when, by the clock, and how long all that wait have waited."""
+    run = hang(FOUR, [1], waited=waited)
+    run = replace(run, job=replace(run.job, started_ns=1))
+    report = judge(run).to_dict()
+    shown = of_verdict(report["verdicts"][0])
+    assert report["verdicts"][0]["since_time_s"] == 1000.0
+    assert shown.what == f"in step 40 ({clock(1000.0)}): rank 1 did not arrive"
+    assert shown.cost == cost
 
 
 def test_a_running_job_s_report_has_the_line_and_suggests_attach() -> None:

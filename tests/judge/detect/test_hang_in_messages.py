@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from hindmost_collector.recordings.tables import table
+from hindmost_collector.report.verdict_lines import of_verdict
 from hindmost_judge.judge import judge
 from hindmost_judge.model import ANY_PEER, SENDS, Run
 from hindmost_judge.verdict.schema import Verdict
@@ -57,6 +58,22 @@ def test_ranks_that_receive_from_each_other_are_a_deadlock() -> None:
     reported = "deadlock: rank 0 waits for rank 1 in MPI_Recv, rank 1 waits for rank 0 in MPI_Recv"
     assert verdict.evidence[0] == reported
     assert reported in judge(run).to_dict()["verdicts"][0]["evidence"]
+
+
+def test_what_ranks_of_a_deadlock_do_is_one_line() -> None:
+    """Each of them is at fault as much as the other; a wait of mpi4py's `recv` has its name."""
+    run = standing((0, "probe", 1, False), (1, "probe", 0, False), in_collective=(2, 3))
+    texts = [f"    <module> (train.py:{line})\n" for line in (22, 23)]
+    verdict = first(replace(run, stacks=table("stacks", rank=[0, 1], time_ns=[1, 1], text=texts)))
+    assert verdict.evidence[0].startswith("deadlock: rank 0 waits for rank 1 in recv (MPI_Probe), rank 1 waits")
+    assert verdict.evidence[1] == "rank 0 is at train.py:22, rank 1 is at train.py:23"
+
+
+def test_a_deadlock_costs_all_that_stand_in_it() -> None:
+    """Its ranks wait for each other, and others for them: 30 s each."""
+    run = standing((0, "recv", 1, False), (1, "recv", 0, False), (2, "recv", 1, False), in_collective=(3,))
+    report = judge(run).to_dict()
+    assert of_verdict(report["verdicts"][0]).cost == "4 ranks x 30.0 s = 2.0 min of waiting"
 
 
 def test_a_collective_of_messages_names_who_entered_none() -> None:

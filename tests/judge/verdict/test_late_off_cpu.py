@@ -88,7 +88,7 @@ def test_a_rank_that_sleeps_is_late_for_no_want_of_a_cpu(spinning: bool) -> None
     assert said(report) == [("straggler", (1,), "unknown")]
     assert any("slept or was blocked for 30" in one for one in report.verdicts[0].evidence)
     assert "what it waited for off the CPU was not measured" in report.verdicts[0].evidence
-    by = "chance decides who arrives last; ranks are judged by time off the CPU"
+    by = "ranks are compared by time off the CPU, not by who arrives last"
     assert report.notes == (f"4 ranks share the 2 CPUs of node0: {by}",)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from hindmost_collector.report import columns, text
+from hindmost_collector.report.verdict_lines import of_verdict
 from hindmost_judge.judge import judge
 from hindmost_judge.model import Run
 from hindmost_judge.verdict import advice
@@ -229,7 +230,7 @@ def test_more_ranks_than_cpus_come_first_where_no_rank_can_be_cleared() -> None:
     assert "LIMITED BY" in text.render(report, width=200).splitlines()[1]
 
 
-def test_what_cpu_time_costs_on_shared_cpus_is_an_estimate_and_the_note_says_in_what_bounds() -> None:
+def test_what_cpu_time_costs_on_shared_cpus_is_an_estimate() -> None:
     """From step 40 on rank 1 computes 4 ms more, and gets a CPU for half of the time: steps are 8 ms longer."""
     faults = [{"rank": rank, "runqueue": 8.0} for rank in range(4)] + [
         {"rank": 1, "compute": 4.0, "runqueue": 4.0, "from": 40}
@@ -240,6 +241,15 @@ def test_what_cpu_time_costs_on_shared_cpus_is_an_estimate_and_the_note_says_in_
     assert found.cost_ms_per_step == pytest.approx(8.0, rel=0.1)
     assert any(line.startswith("COST is an estimate: CPU time alone explains") for line in found.evidence)
     (note,) = report.notes
-    assert note.endswith("chance decides who arrives last; ranks are judged by CPU time, 1 ms of which costs 1 to 2 ms")
+    assert note.endswith("ranks are compared by CPU time, not by who arrives last")
     titles, _ = columns.table(report.to_dict()["ranks"], 80, columns.deciding(report.to_dict()))
     assert titles[:2] == ["rank", "CPU time"]
+
+
+def test_what_cpu_time_costs_from_the_first_step_on_is_the_least() -> None:
+    """No step before shows how long it takes to get a CPU for 4 ms more: each may take 2 ms, as the others' do."""
+    faults = [{"rank": rank, "runqueue": 8.0} for rank in range(4)] + [{"rank": 1, "compute": 4.0, "runqueue": 4.0}]
+    (found,) = judge(make(Load(ranks=4, steps=200, cpus=2, noise=0.5, faults=faults))).to_dict()["verdicts"]
+    assert (found["ranks"], found["cause"]) == ([1], "compute")
+    assert found["evidence"][-1] == "COST is the least: on these full CPUs 1 ms of CPU time costs 1 to 2 ms"
+    assert of_verdict(found).cost.startswith("at least 3.6 of ")
