@@ -95,6 +95,14 @@ def test_the_rank_that_does_more_of_its_own_stands_out() -> None:
     )
 
 
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_where_phases_say_no_more_than_other_the_command_for_lines_is_given(ranks: int) -> None:
+    """A loop that marks no phases is all `other`: its stacks show where it is."""
+    seen = [share(other=1.0), share(other=0.8, comm=0.2), share(other=0.8, comm=0.2)][:ranks]
+    shown = table.render([rank(number) for number in range(ranks)], seen, "sampled", 10)
+    assert "its lines: `hindmost attach --stacks --pid 100`" in shown
+
+
 def test_what_sampling_can_produce_is_not_named() -> None:
     """With few samples the same difference is noise, and no rank stands out."""
     ranks = [rank(0), rank(1), rank(2)]
@@ -156,7 +164,7 @@ def test_other_processes_are_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "7" / "exe").symlink_to("/usr/bin/sleep")
     with pytest.raises(UsageError, match="neither it nor a process that it started runs a Python 3"):
         target.by_pid(7, tmp_path)
-    with pytest.raises(UsageError, match=r"none of your processes.*; give --pid$"):
+    with pytest.raises(UsageError, match=r"^--job 99: no rank of yours .*; give --pid$"):
         target.by_job("99", tmp_path)
 
 
@@ -210,7 +218,7 @@ def test_a_jobs_ranks_are_found_by_its_name(tmp_path: Path) -> None:
         (folder / "exe").symlink_to("/usr/bin/python3.12")
     found = target.by_job("42", tmp_path)
     assert [(one.rank, one.pid, one.world_size, one.minor) for one in found] == [(0, 11, 2, 12), (1, 10, 2, 12)]
-    with pytest.raises(UsageError, match=r"--job 41: none of your processes.*; give one of 42, 43, or --pid$"):
+    with pytest.raises(UsageError, match=r"--job 41: no rank of yours .*; give one of 42, 43, or --pid$"):
         target.by_job("41", tmp_path)
 
 
@@ -288,6 +296,8 @@ def test_the_ranks_below_a_launcher_are_looked_into(
         target.by_pid(30, tmp_path)
     with pytest.raises(UsageError, match="--pid 40: this launcher has started no rank yet"):
         target.by_pid(40, tmp_path)
+    with pytest.raises(UsageError, match="--pid 52: hindmost's own collector; give the PID of a rank"):
+        target.by_pid(52, tmp_path)
 
 
 def test_what_a_rank_waits_in_is_read_from_its_rings(tmp_path: Path) -> None:

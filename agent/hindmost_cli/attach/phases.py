@@ -232,14 +232,20 @@ def _sentence(targets: Sequence[Target], seen: Sequence[Shares]) -> str:
     if excess is None and _no_training(seen):
         return (
             "these samples show no training: the ranks may still be starting (try --seconds 60), "
-            "or run code that sampling does not recognise"
+            f"or run code that sampling does not recognise; {_lines(targets[0].pid)}"
         )
     if len(targets) < 2:
         return "one process: no other rank to compare with"
     if excess is None:
         return "no rank stands out"
     error = f" ± {100 * excess.error:.0f}" if excess.error else ""
+    pid = next(target.pid for target in targets if target.rank == excess.rank)
     return (
         f"rank {excess.rank} stands out: {100 * excess.share:.0f}{error} % of its time is {excess.phase}, "
-        f"the others' median {100 * excess.others:.0f} %"
+        f"the others' median {100 * excess.others:.0f} %" + (f"; {_lines(pid)}" if excess.phase == "other" else "")
     )
+
+
+def _lines(pid: int) -> str:
+    """What shows where a process is where its phases do not."""
+    return f"its lines: `hindmost attach --stacks --pid {pid}`"

@@ -7,6 +7,7 @@ import os
 import re
 import time
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,8 @@ JOB_VARIABLES = ("HINDMOST_JOB_ID", "SLURM_JOB_ID", "PBS_JOBID", "TORCHELASTIC_R
 WAITS = (ring.COLLECTIVE, ring.P2P)
 #: IDs that an error lists.
 _NAMED = 4
+#: hindmost's subcommands that stay, and are no rank.
+_DAEMONS = ("collector", "agent")
 PYTHON = re.compile(r"(?:lib)?python3\.(\d+)")
 #: What a compiled rank maps, and what stands for its version of Python.
 MPI, COMPILED = re.compile(r"/lib\w*mpi\w*\.so"), -1
@@ -59,6 +62,8 @@ def by_pid(pid: int, proc: Path = Path("/proc")) -> list[Target]:
         return [itself]
     below = _below(pid, proc)
     ranks = [target for target in below if target.rank >= 0] or ([itself] if itself is not None else below)
+    if not ranks and (daemon := _daemon(argv)):
+        raise UsageError(f"--pid {pid}: hindmost's own {daemon}; give the PID of a rank, or of what launched it")
     if not ranks and launches:
         raise UsageError(f"--pid {pid}: this launcher has started no rank yet; try again once ranks run")
     if not ranks:
@@ -71,6 +76,12 @@ def by_pid(pid: int, proc: Path = Path("/proc")) -> list[Target]:
 def by_pids(pids: Sequence[int], proc: Path = Path("/proc")) -> list[Target]:
     """The processes of several pids, each once."""
     return list({target.pid: target for pid in pids for target in by_pid(pid, proc)}.values())
+
+
+def _daemon(argv: Sequence[str]) -> str:
+    """``collector`` or ``agent`` where a command line is that of one; else empty."""
+    words = [Path(word).name for word in argv[1:4]]
+    return next((after for word, after in pairwise(words) if word == "hindmost" and after in _DAEMONS), "")
 
 
 def _below(pid: int, proc: Path) -> list[Target]:
@@ -118,10 +129,8 @@ def by_job(job: str, proc: Path = Path("/proc")) -> list[Target]:
         ranks = [environ for _, environ in _own(proc) if identity.is_named(environ)]
         jobs = {environ.get(name, "") for environ in ranks for name in JOB_VARIABLES}
         others = sorted(jobs - {"", job})
-        raise UsageError(
-            f"--job {job}: none of your processes on this machine has this ID in {', '.join(JOB_VARIABLES[:4])}; "
-            + (f"give one of {', '.join(others[:_NAMED])}, or --pid" if others else "give --pid")
-        )
+        instead = f"give one of {', '.join(others[:_NAMED])}, or --pid" if others else "give --pid"
+        raise UsageError(f"--job {job}: no rank of yours on this machine is in a job of this ID; {instead}")
     return sorted(found, key=lambda target: target.rank)
 
 

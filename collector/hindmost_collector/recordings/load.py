@@ -144,10 +144,9 @@ def _nothing_understood(path: Path, unrecognised: list[Sample]) -> str:
         return f"{path}: an empty folder; give a run directory (hindmost-runs/JOB), or a folder of traces"
     if not unrecognised:
         return f"{path}: no file in it that could be read; hindmost reads {understood}"
-    if all(head.size == 0 for head in unrecognised):
-        return (
-            f"{path}: {len(unrecognised)} file{'s' * (len(unrecognised) > 1)}, all empty; hindmost reads {understood}"
-        )
+    if all(head.size == 0 for head in unrecognised) or path.is_file():
+        are = "not a recording" if any(head.size for head in unrecognised) else "empty"
+        return f"{path}: {are}; give a run directory (hindmost-runs/JOB) or traces; `hindmost run` makes one"
     # What is in them is not quoted: it may be a password.
     endings = Counter("".join(head.path.suffixes[-1:]) or "no suffix" for head in unrecognised).most_common(3)
     kinds = ", ".join(f"{count} of {ending}" for ending, count in endings)

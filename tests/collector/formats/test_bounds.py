@@ -124,7 +124,7 @@ def test_empty_files_are_distinguished_from_an_empty_folder(tmp_path: Path) -> N
     with pytest.raises(UsageError, match="no file in it that could be read"):
         load(tmp_path)
     (tmp_path / "prof.1.csv").touch()
-    with pytest.raises(UsageError, match="1 file, all empty"):
+    with pytest.raises(UsageError, match=": empty; give a run directory"):
         load(tmp_path)
 
 

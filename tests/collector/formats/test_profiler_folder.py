@@ -167,6 +167,14 @@ def test_what_is_not_understood_is_named(tmp_path: Path) -> None:
         load(tmp_path / "nowhere")
 
 
+def test_a_file_that_is_no_recording_is_told_in_one_line(tmp_path: Path) -> None:
+    """As a script given to `report`: what to give instead, and no list of formats."""
+    (tmp_path / "train.py").write_text("import torch\n")
+    with pytest.raises(UsageError, match=r"train\.py: not a recording; give a run directory") as raised:
+        load(tmp_path / "train.py")
+    assert len(str(raised.value)) - len(str(tmp_path)) < 120
+
+
 def test_steps_of_a_rank_in_the_middle_do_not_say_how_many_there_are(tmp_path: Path) -> None:
     """``steps.2.jsonl`` alone is of one rank, not of three."""
     report = judge(load(_record(tmp_path) / "steps.2.jsonl")).to_dict()
