@@ -22,7 +22,7 @@ examples:
   hindmost attach --pid 4711 --pid 4712
   hindmost attach --job 812345 --seconds 30
   hindmost attach --stacks --job 812345
-  hindmost attach --stacks --job ID --save-to hindmost-runs/ID
+  hindmost attach --stacks --job 812345 --save-to hindmost-runs/812345
 
 attach needs no restart and leaves nothing in the processes. They must be yours.
 It measures Python 3.14 and later inside the process. It samples older versions with py-spy, from outside.

@@ -267,7 +267,9 @@ def _say_files(directory: Path) -> None:
     traces = sorted(directory.glob("stacks/*-trace-*.json"))
     if traces:
         more = f" and {len(traces) - 1} more" if traces[1:] else ""
-        _say(f"event trace {_short(traces[0])}{more}: open it in https://ui.perfetto.dev")
+        _say(
+            f"calls of rank {traces[0].name.partition('-')[0]}: drop {_short(traces[0])}{more} on https://ui.perfetto.dev"
+        )
 
 
 def _written(directory: Path) -> dict[str, Any] | None:

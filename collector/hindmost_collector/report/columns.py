@@ -48,14 +48,16 @@ _BOUNDS = {
 
 
 def bound(report: Mapping[str, Any]) -> str:
-    """``GPU computing, no fault: SMs active 92 % of the time, …``;
+    """``besides COST: GPU computing, no fault: SMs active 92 % of the time, …``;
     empty where a verdict says it, the job stopped, or nothing was measured."""
     found = report["job"].get("bound")  # reports of earlier versions have none
     kinds = [verdict["kind"] for verdict in report["verdicts"]]
     if not found or {*STOPS}.intersection(kinds[:1]) or {"input_bound", "host_bound", "oversubscribed"} & {*kinds}:
         return ""
     fault = "" if found["by"] in ("unknown", "cpu") else ", no fault"
-    return f"{_BOUNDS.get(found['by'], found['by'])}{fault}: {found['evidence']}"
+    costs = any(verdict.get("cost_ms_per_step") is not None for verdict in report["verdicts"])
+    also = "besides COST: " if costs and bound_by(report) and not limits_more(report) else ""
+    return f"{also}{_BOUNDS.get(found['by'], found['by'])}{fault}: {found['evidence']}"
 
 
 def on_bound(report: Mapping[str, Any]) -> str:

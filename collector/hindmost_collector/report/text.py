@@ -148,13 +148,12 @@ def _lines(request: _Request) -> Iterator[RenderableType]:
     if job.get("to_do"):
         yield labelled("DO", job["to_do"])
     if request.limit_first:
-        yield from _limit(report, also=False)
+        yield from _limit(report)
     yield from _verdicts(request)
     if found := overlap(report):
         yield labelled("NOTE", found, "dim")
-    known = columns.bound_by(report)
-    if not request.end_alone and not request.limit_first and (request.explain or known):
-        yield from _limit(report, also=request.costs and known)
+    if not request.end_alone and not request.limit_first and (request.explain or columns.bound_by(report)):
+        yield from _limit(report)
     if not request.end_alone:
         yield from _pace(report)
         for note in request.of_start_up:
@@ -289,10 +288,10 @@ def _that_fit(widths: Sequence[int], width: int) -> Iterator[tuple[int, int]]:
         first = max(last, first + 1)
 
 
-def _limit(report: Mapping[str, Any], *, also: bool) -> Iterator[RenderableType]:
+def _limit(report: Mapping[str, Any]) -> Iterator[RenderableType]:
     """What limits the job, and what to do about it."""
     if bound := columns.bound(report):
-        yield labelled(_LIMITED, f"besides COST: {bound}" if also else bound)
+        yield labelled(_LIMITED, bound)
         if to_do := columns.on_bound(report):
             yield labelled("DO", to_do)
 

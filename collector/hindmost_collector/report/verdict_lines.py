@@ -262,16 +262,8 @@ def _intermittent(one: Mapping[str, Any], who: str) -> tuple[str, str]:
     return "SLOW", f"{who}: {stall} now and then ({doing(one)}){_later(one)}"
 
 
-def _in_step(one: Mapping[str, Any]) -> str:
-    """``in step 200 (Nov 29 02:14): ``: where a job stopped, and since when, as far as known."""
-    at = clock(one["since_time_s"]) if one.get("since_time_s") else ""
-    if one.get("since_step") is None:
-        return f"since {at}: " if at else ""
-    return f"in step {one['since_step']}{f' ({at})' if at else ''}: "
-
-
 def _hung(one: Mapping[str, Any], who: str) -> tuple[str, str]:
-    step = _in_step(one)
+    step = f"in step {one['since_step']}: " if one.get("since_step") is not None else ""
     if one.get("cause") == "stopped":
         return "HUNG", f"{step}{who} {'was' if len(one['ranks']) == 1 else 'were'} {_DOING['stopped']}"
     if one.get("cause") == "deadlock":
@@ -285,7 +277,7 @@ def _hung(one: Mapping[str, Any], who: str) -> tuple[str, str]:
 
 
 def _diverged(one: Mapping[str, Any], who: str) -> tuple[str, str]:
-    step = _in_step(one)
+    step = f"in step {one['since_step']}: " if one.get("since_step") is not None else ""
     ran = f"{who or 'ranks'} ran {'another operation than the rest' if who else 'unlike operations'}"
     return "DESYNC", f"{step}{next(iter(one['evidence']), ran)}"
 
@@ -370,12 +362,14 @@ def _cost(one: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _waited(one: Mapping[str, Any]) -> str:
-    """``7 ranks x 5.2 min = 36.4 min``: what a stop costs, as far as it is known who waits and for how long."""
+    """``7 ranks x 5.2 min = 36.4 min of waiting, since Nov 29 02:14``: what a stop costs, as far as it is known."""
     deadlocked = one["ranks"] if one.get("cause") == "deadlock" else ()
     seconds, ranks = one.get("waited_s"), {*(one.get("victims") or ()), *deadlocked}
     if not seconds or not ranks:
         return ""
-    return f"{columns.count(len(ranks), 'rank')} x {lasting(seconds)} = {lasting(len(ranks) * seconds)} of waiting"
+    since = f", since {clock(one['since_time_s'])}" if one.get("since_time_s") else ""
+    whole = f"{lasting(len(ranks) * seconds)} of waiting{since}"
+    return f"{columns.count(len(ranks), 'rank')} x {lasting(seconds)} = {whole}"
 
 
 def lasting(seconds: float) -> str:

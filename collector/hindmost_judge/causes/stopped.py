@@ -153,9 +153,8 @@ def on(verdict: Verdict, blocks: Blocks, settings: Settings) -> Verdict:
     explained = min(of_rows, default=0.0)
     if not explained:
         return verdict
-    first, *more = [wording.stopped_in_samples(int(blocks.ranks[row]), *counts[row]) for row in rows]
-    decided, *rest = wording.with_cause((), verdict.evidence) or ("",)
-    evidence = ("; ".join(filter(None, (decided, first))), *more, *rest)
+    shown = [wording.stopped_in_samples(int(blocks.ranks[row]), *counts[row]) for row in rows]
+    evidence = (*verdict.evidence[:1], *wording.with_cause(shown, verdict.evidence[1:]))  # first by how much it is late
     return replace(verdict, cause="stopped", partial=None, explained=explained, evidence=evidence)
 
 

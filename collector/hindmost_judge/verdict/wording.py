@@ -32,7 +32,7 @@ ONE_ANSWER = "one answer of NCCL's RAS shows no hang"
 
 
 #: Which job a command is for where that is not known yet, and which ID that is.
-ANY_JOB, WHICH_ID = "--job ID", " (ID: the name of its run directory)"
+ANY_JOB, WHICH_ID = "--job again", " (start it with `hindmost run --job-id again`)"
 
 
 def attach(job: str = "", options: str = "--stacks ") -> str:
