@@ -330,10 +330,13 @@ class Collector(Components):
         written to disk.
 
         ``end_known`` is set once the job's end is known. Where a signal came first, it is waited for a moment, while
-        agents that got it too leave in order. SIGKILL may follow within seconds: until the whole recording is judged,
-        the report is that of the last evaluation.
+        agents that got it too leave in order. SIGKILL may follow within seconds, and until cores were free nothing may
+        have been written: what has come is written first. Until the whole recording is judged, the report is that of
+        the last evaluation.
         """
         if end_known is not None and not end_known.is_set():
+            self.gather()
+            await self.flush()
             await asyncio.gather(*(preliminary(self, job) for job in self.jobs.values()), return_exceptions=True)
             await self._take_in(lambda: not end_known.is_set() and self.ingest.connected(), SIGNALLED_S)
             await self._take_in(lambda: not end_known.is_set(), LAST_WORD_S)

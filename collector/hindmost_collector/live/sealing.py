@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import shlex
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hindmost import __version__
@@ -70,15 +71,15 @@ def _seal(components: Components, job: LiveJob) -> dict[str, Any] | None:
     if store is None:
         return report
     whole = _with_sections(report, run, found.overview)
-    page = _page(whole, run, found.overview, shlex.quote(store.place(job.id)))
+    page = partial(_page, whole, run, found.overview, shlex.quote(store.place(job.id)))
     return None if _written(store, job.id, whole, page) else report
 
 
-def _written(store: Store, job: str, report: dict[str, Any], page: str) -> bool:
-    """Write ``report.json`` and ``report.html``; whether the disk took them."""
+def _written(store: Store, job: str, report: dict[str, Any], page: Callable[[], str]) -> bool:
+    """Write ``report.json`` and then ``report.html``, which takes longer to make; whether the disk took them."""
     try:
         store.write_file(job, "report.json", json.dumps(_with_short_sections(report), indent=1).encode() + b"\n")
-        store.write_file(job, "report.html", page.encode())
+        store.write_file(job, "report.html", page().encode())
     except OSError as error:
         log.error("the report could not be written: %s", error.strerror or error)  # noqa: TRY400 - one line, no traceback
         return False
@@ -94,7 +95,7 @@ async def preliminary(components: Components, job: LiveJob) -> None:
     store = components.recorder.store
     if store is not None and job.report is not None:
         report = {**job.report, "notes": [PRELIMINARY, *job.report.get("notes", ())]}
-        page = document.of_report(report, path=shlex.quote(store.place(job.id)))
+        page = partial(document.of_report, report, path=shlex.quote(store.place(job.id)))
         await asyncio.to_thread(_written, store, job.id, report, page)
 
 

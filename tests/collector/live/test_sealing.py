@@ -61,6 +61,29 @@ async def test_killed_while_it_judges_a_collector_leaves_its_last_evaluation(
     assert "before it judged the whole recording" in (tmp_path / "report.html").read_text()
 
 
+async def test_what_came_before_a_signal_is_written_before_its_report(collecting, fake_agent, tmp_path, monkeypatch):
+    """On full cores a page takes longer than what is left until SIGKILL: rows come first, and the report's facts."""
+    monkeypatch.setattr("hindmost_collector.collector.SIGNALLED_S", 0.0)
+    monkeypatch.setattr("hindmost_collector.collector.LAST_WORD_S", 0.0)
+    there: list[list[str]] = []
+
+    def seen(*_: Any, **__: Any) -> str:
+        there.append(sorted({path.parent.name for path in tmp_path.glob("segments/*/*.parquet")} & {"collectives"}))
+        there[-1] += [path.name for path in tmp_path.glob("report.json")]
+        return "a page"
+
+    async with collecting(out=str(tmp_path), job_id="j", flush_seconds=3600.0) as collector:
+        agent = fake_agent(collector.addresses["grpc"])
+        await agent.connect()
+        await agent.send(agent.batch(0))
+        while "j" not in collector.jobs or collector.jobs["j"].report is None:
+            await asyncio.sleep(0.05)
+        await agent.close()
+        monkeypatch.setattr(sealing.document, "of_report", seen)
+        await collector.stop("the collector is stopping", asyncio.Event())
+    assert there[0] == ["collectives", "report.json"]
+
+
 @pytest.mark.parametrize(("runs", "silent_s", "abandoned"), [(True, 60, False), (False, 60, True), (True, 900, True)])
 def test_a_recording_has_stopped_once_no_collector_holds_it(tmp_path, runs, silent_s, abandoned):
     """At once where its lock tells; a lock that another host does not see counts for minutes."""
