@@ -6,8 +6,6 @@ import codecs
 import contextlib
 import io
 import os
-import shlex
-import shutil
 import sys
 from typing import TextIO
 
@@ -57,6 +55,9 @@ def colored(stream: TextIO) -> bool:
 
 def program() -> str:
     """What starts a command of ours in the user's shell: ``hindmost`` where that is on PATH, else as it was started."""
+    import shlex  # slow to import, as is shutil: the help needs neither
+    import shutil
+
     if shutil.which("hindmost"):
         return "hindmost"
     ours = sys.argv[0]
@@ -66,7 +67,18 @@ def program() -> str:
 
 def width(least: int = 1, unknown: int = 100) -> int:
     """Columns of a page on the user's terminal, at most ``WIDEST``; ``unknown`` where there is none."""
-    return min(max(shutil.get_terminal_size((unknown, 24)).columns, least), WIDEST)
+    return min(max(_columns() or unknown, least), WIDEST)
+
+
+def _columns() -> int:
+    """Columns of the terminal, 0 where there is none: as ``shutil`` has it, which imports compression libraries."""
+    named = os.environ.get("COLUMNS", "")
+    if named.isdecimal() and int(named):
+        return int(named)
+    try:
+        return os.get_terminal_size(sys.__stdout__.fileno()).columns if sys.__stdout__ else 0
+    except (ValueError, OSError):  # closed, or no terminal
+        return 0
 
 
 def _spelled(error: UnicodeError) -> tuple[str, int]:

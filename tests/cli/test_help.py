@@ -3,6 +3,8 @@
 import argparse
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import hindmost_cli
@@ -48,6 +50,13 @@ def test_help_fits_a_screen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = hindmost_cli.command(name).format_help().splitlines()
     assert len(lines) <= SCREEN_LINES
     assert [line for line in lines if len(line) > SCREEN_COLUMNS] == []
+
+
+def test_the_first_help_loads_no_compression_library() -> None:
+    """``shutil`` does, for archives, and takes a tenth of the time until the help is there."""
+    program = "import sys, hindmost_cli\ntry: hindmost_cli.main(['--help'])\nfinally: print(sorted(sys.modules))"
+    out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert [name for name in ("shutil", "zlib", "lzma") if f"'{name}'" in out.splitlines()[-1]] == []
 
 
 def test_the_first_help_fits_a_screen_and_names_every_command(monkeypatch: pytest.MonkeyPatch) -> None:
