@@ -81,4 +81,10 @@ def printed(source: Collector | RunDirectory, job: str | None, path: str = "") -
     from hindmost_cli.top import rows
 
     written = text.render(report, stdio.width(), stdio.colored(sys.stdout), path=path, program=stdio.program())
-    return f"{written}{rows.state(source.picture(job))}\n" if report.get("judged") else written
+    if not report.get("judged"):
+        return written
+    picture = source.picture(job)
+    if picture.get("lost") and not picture.get("over"):
+        silent = f"no data for {rows.age(picture.get('age_s') or 0.0)}"
+        return f"LOST   {rows.state(picture)}, {silent}: what follows was so before\n{written}"
+    return f"{written}{rows.state(picture)}\n"

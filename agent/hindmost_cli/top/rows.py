@@ -70,11 +70,11 @@ def state(picture: Mapping[str, Any]) -> str:
     if picture.get("over"):
         return "ended"
     heard_s, judged_s = picture.get("age_s") or 0.0, picture.get("judged_s") or 0.0
-    if heard_s > _STALE_S:
-        return f"no data for {age(heard_s)}"
     lost = picture.get("lost") or ()
     if lost:
         return f"lost contact with {lost[0] if len(lost) == 1 else count(len(lost), 'node')}"
+    if heard_s > _STALE_S:
+        return f"no data for {age(heard_s)}"
     return f"live, verdicts {age(judged_s)} old" if judged_s > _OLD_VERDICTS_S else "live"
 
 
