@@ -308,18 +308,32 @@ class Column:
         row, value = self.row[inside], self.value[inside]
         out = np.full(ranks, np.nan)
         if self.seconds is not None:
-            series, first, which = np.unique(self.series[inside], return_index=True, return_inverse=True)
-            rates = np.bincount(which, value, len(series)) / np.bincount(which, self.seconds[inside], len(series))
-            sums, known = np.bincount(row[first], rates, ranks), np.bincount(row[first], minlength=ranks) > 0
+            which = self.series[inside]
+            lasted = np.bincount(which, self.seconds[inside])
+            series = np.flatnonzero(np.bincount(which))
+            rates, owner = np.bincount(which, value)[series] / lasted[series], self._row_of_series[series]
+            sums, known = np.bincount(owner, rates, ranks), np.bincount(owner, minlength=ranks) > 0
             return np.where(known, sums, np.nan)
         if self.averaged:
             count = np.bincount(row, minlength=ranks)
             return np.where(count > 0, np.bincount(row, value, ranks) / np.maximum(count, 1), np.nan)
-        order = np.lexsort((value, row))
-        row, value = row[order], value[order]
-        found, first, count = np.unique(row, return_index=True, return_counts=True)
+        value, count = self.value[self._order[inside[self._order]]], np.bincount(row, minlength=ranks)
+        found = np.flatnonzero(count)
+        first, count = np.cumsum(count)[found] - count[found], count[found]
         out[found] = (value[first + (count - 1) // 2] + value[first + count // 2]) / 2
         return out
+
+    @cached_property
+    def _order(self) -> Ints:
+        """[N] the samples by row, and of one row by value."""
+        return np.lexsort((self.value, self.row))
+
+    @cached_property
+    def _row_of_series(self) -> Ints:
+        """[L] the row that each series is of."""
+        found = np.zeros(int(self.series.max(initial=-1)) + 1, np.int64)
+        found[self.series] = self.row
+        return found
 
 
 class Samples:
@@ -332,6 +346,7 @@ class Samples:
         self._run, self._ranks, self._bounds = run, ranks, bounds
         self._metrics: Metrics | None = None
         self._columns: dict[str, Column | None] = {}
+        self._steps: dict[int, Ints] = {}  # [N] the step of each sample of a column, which stays for as long as this
         self._known: dict[bytes, dict[str, Floats]] = {}
 
     def during(self, steps: Array | None = None) -> dict[str, Floats]:
@@ -356,10 +371,10 @@ class Samples:
         column = self.sampled_column(name)
         if column is None:
             return None
-        inside, over_all = (
-            column.level(len(self._ranks), self._inside(column.time, chosen)) for chosen in (steps, None)
-        )
-        return np.where(np.isnan(inside), over_all, inside)
+        level = column.level(len(self._ranks), self._inside(column, steps))
+        if steps is None or not np.isnan(level).any():
+            return level
+        return np.where(np.isnan(level), column.level(len(self._ranks), self._inside(column, None)), level)
 
     def rise(self, name: str, first: int, stop: int) -> Floats | None:
         """[R] by how much a counter rose at most in steps [first, stop) by index.
@@ -395,7 +410,7 @@ class Samples:
         column = self.sampled_column(name)
         if column is None:
             return None
-        inside = self._inside(column.time, steps)
+        inside = self._inside(column, steps)
         return column.row[inside], column.value[inside]
 
     def per_sample(self, name: str, row: int, per_step: Floats) -> tuple[Floats, Floats, Floats] | None:
@@ -428,25 +443,27 @@ class Samples:
             column = self.sampled_column(name)
             if column is None:
                 continue
-            level = column.level(len(self._ranks), self._inside(column.time, steps))
-            wide = [] if strictly else [np.ones(len(column.time), bool)]  # samples of the steps between them, then all
-            if wide and steps is not None and len(steps):
-                between = np.arange(int(np.min(steps)), int(np.max(steps)) + 1)
-                wide.insert(0, self._inside(column.time, between))
-            for wider in wide:
-                if np.isnan(level).any():
-                    level = np.where(np.isnan(level), column.level(len(self._ranks), wider), level)
+            level = column.level(len(self._ranks), self._inside(column, steps))
+            between = None if steps is None or not len(steps) else np.arange(int(np.min(steps)), int(np.max(steps)) + 1)
+            if np.isnan(level).any() and between is not None and not strictly:
+                inside = self._inside(column, between)
+                level = np.where(np.isnan(level), column.level(len(self._ranks), inside), level)
+            if np.isnan(level).any() and not strictly:
+                over_all = np.ones(len(column.time), bool)
+                level = np.where(np.isnan(level), column.level(len(self._ranks), over_all), level)
             if not np.isnan(level).all():
                 found[name] = level
         if "used_memory" in found and "own_memory" in found:
             found["foreign_memory"] = found["used_memory"] - found["own_memory"]
         return found
 
-    def _inside(self, time: Array, steps: Array | None) -> Array:
+    def _inside(self, column: Column, steps: Array | None) -> Array:
         """[N] which samples were taken in these steps."""
         if len(self._bounds) < 2:
-            return np.ones(len(time), bool)
-        step = np.searchsorted(self._bounds, time, side="right") - 1
+            return np.ones(len(column.time), bool)
+        if id(column) not in self._steps:
+            self._steps[id(column)] = np.searchsorted(self._bounds, column.time, side="right") - 1
+        step = self._steps[id(column)]
         chosen = np.full(len(self._bounds) + 1, steps is None)
         chosen[slice(None) if steps is None else steps] = True
         chosen[-2:] = False  # no step: after the last, and before the first

@@ -278,7 +278,7 @@ def _edges(cache: _LevelCache, smallest: float) -> list[int]:
     while len(edges) > 2:
         changes = zip(edges, edges[1:], edges[2:], strict=False)
         sure = [_sureness(cache, change, smallest, _MIN_CHANGE) for change in changes]
-        least = int(np.argmin(sure))
+        least = sure.index(min(sure))
         if sure[least] >= 1:
             break
         edges = _sharpened(cache, [*edges[: least + 1], *edges[least + 2 :]])
@@ -290,19 +290,26 @@ class _LevelCache:
 
     def __init__(self, series: Floats) -> None:
         self.series = series
+        self._levels: dict[tuple[int, int], float] = {}
         self._known: dict[tuple[int, ...], tuple[float, float]] = {}
         self._sharp: dict[tuple[int, int, int], int] = {}
 
     def of(self, first: int, stop: int) -> tuple[float, float]:
         """The median of these steps and its standard error."""
         if (first, stop) not in self._known:
-            part = self.series[first:stop]
-            self._known[first, stop] = float(median(part)), standard_error(part)
+            level = self.level(first, stop)
+            self._known[first, stop] = level, standard_error(self.series[first:stop], level)
         return self._known[first, stop]
+
+    def level(self, first: int, stop: int) -> float:
+        """The median of these steps."""
+        if (first, stop) not in self._levels:
+            self._levels[first, stop] = float(median(self.series[first:stop]))
+        return self._levels[first, stop]
 
     def levels(self, edges: list[int]) -> list[float]:
         """The medians of the segments between these edges."""
-        return [self.of(first, stop)[0] for first, stop in itertools.pairwise(edges)]
+        return [self.level(first, stop) for first, stop in itertools.pairwise(edges)]
 
     def around(self, begin: int, first: int, stop: int, end: int) -> tuple[float, float]:
         """The standard error of the steps [begin, end) without [first, stop), and how medians of as many scatter."""
@@ -316,11 +323,12 @@ class _LevelCache:
         """Where, at most a few steps from ``split``, the levels of these steps on its two sides fit best."""
         asked = start, split, stop
         if asked not in self._sharp:
-            before, after = median(self.series[start:split]), median(self.series[split:stop])
+            before, after = self.level(start, split), self.level(split, stop)
             first, last = max(start + 1, split - SHORTEST), min(stop - 1, split + SHORTEST)
             part = self.series[first:last]
-            sums = np.concatenate([[0.0], np.cumsum(np.abs(part - before) - np.abs(part - after))])
-            self._sharp[asked] = first + int(np.argmin(sums))
+            sums = np.zeros(len(part) + 1)
+            np.cumsum(np.abs(part - before) - np.abs(part - after), out=sums[1:])
+            self._sharp[asked] = first + int(sums.argmin())
         return self._sharp[asked]
 
 
@@ -355,9 +363,10 @@ def _cheapest(levels: Floats, price: float) -> list[int]:
     best = np.full(len(sums), np.inf)
     best[0], came = 0.0, np.zeros(len(sums), np.int64)
     for end in range(2, len(sums)):
-        total = best[: end - 1] + error[end, : end - 1] + price
-        came[end] = int(np.argmin(total))
-        best[end] = total[came[end]]
+        total = best[: end - 1] + error[end, : end - 1]
+        total += price
+        came[end] = least = int(total.argmin())
+        best[end] = total[least]
     edges = [len(levels)]
     while edges[-1] > 0:
         edges.append(int(came[edges[-1]]))

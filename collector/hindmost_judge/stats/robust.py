@@ -182,23 +182,37 @@ def spread(values: Floats) -> float:
         return 0.0
     if len(known) < 4:
         return float((known.max() - known.min()) / 2)
-    return float(MAD_TO_SIGMA * median(np.abs(known - median(known))))
+    if len(known) > _BLOCKS:
+        return float(MAD_TO_SIGMA * median(np.abs(known - median(known))))
+    ordered = sorted(known.tolist())  # of so few, numpy's calls take longer than Python's
+    level = _middle_of(ordered)
+    return MAD_TO_SIGMA * _middle_of(sorted([abs(one - level) for one in ordered]))
+
+
+def _middle_of(ordered: list[float]) -> float:
+    """The middle of some values in order, or the mean of the two middle ones."""
+    above = ordered[len(ordered) // 2]
+    return above if len(ordered) % 2 else (ordered[len(ordered) // 2 - 1] + above) / 2
+
+
+#: Most time blocks of a run of steps.
+_BLOCKS = 16
 
 
 @lru_cache(256)
 def time_blocks(length: int) -> tuple[slice, ...]:
     """Cut a run of steps into 4 to 16 blocks of about equal length, as long as there are steps for it."""
-    count = int(np.clip(length // 8, min(4, length), 16))
+    count = int(np.clip(length // 8, min(4, length), _BLOCKS))
     edges = np.linspace(0, length, count + 1).astype(int)
     return tuple(slice(a, b) for a, b in itertools.pairwise(edges))
 
 
 @lru_cache(256)
-def _cells(length: int) -> Array:
-    """[B, W] the steps of each time block; ``length`` where a block has less than the longest."""
+def _cells(length: int) -> tuple[Array, Array]:
+    """[B, W] the steps of each time block, ``length`` where a block has less than the longest; and [B] their counts."""
     begin, stop = (np.array([getattr(cut, end) for cut in time_blocks(length)])[:, None] for end in ("start", "stop"))
     steps = begin + np.arange(int((stop - begin).max()))
-    return np.where(steps < stop, steps, length)
+    return np.where(steps < stop, steps, length), (stop - begin)[:, 0]
 
 
 #: Of longer series the median of each block comes by partition, which is faster than sorting.
@@ -210,21 +224,29 @@ def block_medians(series: Floats) -> Floats:
     if series.ndim == 1 and len(series) > _LONG:
         return np.array([median(series[cut]) for cut in time_blocks(len(series))])
     if series.ndim == 1 and len(series) > 0:
-        ordered = np.sort(np.append(series, np.nan)[_cells(len(series))], axis=1)  # NaN goes last
-        known = np.sum(~np.isnan(ordered), axis=1)
+        cells, known = _cells(len(series))
+        padded = np.full(len(series) + 1, np.nan)
+        padded[:-1] = series
+        ordered = padded[cells]
+        ordered.sort(axis=1)  # NaN goes last
+        if math.isnan(series.sum()):
+            known = np.sum(~np.isnan(ordered), axis=1)
         row = np.arange(len(ordered))
         return np.asarray((ordered[row, (known - 1) // 2] + ordered[row, known // 2]) / 2)
     steps = np.ascontiguousarray(np.moveaxis(series, -1, 0))
     return np.stack([median(steps[cut], axis=0) for cut in time_blocks(len(steps))], axis=-1)
 
 
-def standard_error(series: Floats) -> float:
-    """Standard error of a series' typical level, from how its block medians scatter: safe for slow drifts too."""
+def standard_error(series: Floats, level: float | None = None) -> float:
+    """Standard error of a series' median (its ``level``) by how its block medians scatter: safe for slow drifts too."""
     blocks = block_medians(series)
     known = blocks[~np.isnan(blocks)]
     if len(known) < 2:
         return float("inf")
-    return max(spread(known) * MEDIAN_COST / float(np.sqrt(len(known))), float(median_error(series)))
+    level = float(median(series)) if level is None else level
+    apart = MAD_TO_SIGMA * MEDIAN_COST * float(median(np.abs(series - level)))
+    error = apart / math.sqrt(np.count_nonzero(~np.isnan(series)))
+    return max(spread(known) * MEDIAN_COST / math.sqrt(len(known)), error)
 
 
 def median_error(values: Floats) -> Floats:
