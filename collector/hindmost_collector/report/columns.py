@@ -251,7 +251,8 @@ def number(value: float | None) -> str:
     if value is None:
         return UNMEASURED
     size = abs(value)
-    return f"{value:,.{0 if size >= 1000 else 1 if size >= 0.05 or not size else 2}f}"
+    shown = f"{value:,.{0 if size >= 1000 else 1 if size >= 0.05 or not size else 2}f}"
+    return shown.removeprefix("-") if size < 0.005 else shown
 
 
 #: What a column is, where its title alone does not say it.

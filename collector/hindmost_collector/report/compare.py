@@ -260,14 +260,20 @@ def _series(seen: Overview | None) -> dict[str, Floats]:
     if seen is None:
         return {}
     blocks = {name: block for name, block in {**seen.planes, **seen.no_lane}.items() if name not in _NO_DURATIONS}
-    found = {name: median(block, axis=0) for name, block in blocks.items() if not np.isnan(block).all()}
+    found = {name: _of_typical_rank(block) for name, block in blocks.items() if not np.isnan(block).all()}
     if found and not seen.overlapped:  # of bare steps, all of the step is self time
-        found["self"] = median(seen.planes["self"], axis=0)
+        found["self"] = _of_typical_rank(seen.planes["self"])
     # What acts in a part of the steps only leaves medians as they are: means of the run's blocks of time show it.
     means = np.array([average(seen.period[cut]) for cut in time_blocks(len(seen.period))])
     means += average(seen.period) - average(means)  # blocks differ in length: their mean is that of all steps
     found = {"step": seen.period, "mean_step": means, **found}
     return {name: values for name, values in found.items() if not np.isnan(values).all()}
+
+
+def _of_typical_rank(block: Floats) -> Floats:
+    """[S] the median of the ranks in each step, at the level of reports: the median of what each rank takes."""
+    found = median(block, axis=0)
+    return np.asarray(found + (median(median(block, axis=1)) - median(found)))
 
 
 def measured(name: str, a: Floats | None, b: Floats | None, step: float) -> Measure:

@@ -25,6 +25,7 @@ from hindmost_judge.detect.hang import Hang, Mismatch, since_step
 from hindmost_judge.model import FINISHED, NONBLOCKING, PROFILED, VANISHED, Job, Run, rows
 from hindmost_judge.settings import Settings
 from hindmost_judge.stats.robust import median
+from hindmost_judge.timeline.matching import Grid
 from hindmost_judge.timeline.phases import training
 from hindmost_judge.types import UNREAD, Ints
 from hindmost_judge.verdict.advice import in_python, of_stopped, place, with_gpus
@@ -191,7 +192,7 @@ def find_ended_stalls(run: Run, blocks: Blocks | None, settings: Settings) -> tu
     if rows(run.steps):
         first_step = float(run.steps["start_ns"].min())
     elif blocks is not None and blocks.joined is not None and not blocks.joined.gpu_time:
-        first_step = float(np.nanmin(blocks.joined.start[:, 0]))
+        first_step = _first_step(run, blocks, blocks.joined)
     found = [(gap, _stall(run, gap, began)) for gap in _gaps(run, moments, hang_timeout_ns)]
     start_up = [_stall_sentence(run, stall, gap, START_UP) for gap, stall in found if gap.until <= first_step]
     found = [one for one in found if one[0].until > first_step]
@@ -199,6 +200,18 @@ def find_ended_stalls(run: Run, blocks: Blocks | None, settings: Settings) -> tu
     more = len(found) - len(sentences)
     sentences += [f"{more} more stall{'s' if more > 1 else ''}"] if more else []
     return tuple(stall for _, stall in found), [*start_up, *sentences]
+
+
+def _first_step(run: Run, blocks: Blocks, joined: Grid) -> float:
+    """When the last rank entered the first step, ns: as many calls before the first judged step as warm-up has."""
+    judged = float(np.nanmin(joined.start[:, 0]))
+    calls = round(blocks.warmup * joined.start.shape[1] / len(blocks.steps))
+    early = run.collectives["start_ns"] < judged
+    entered = [
+        np.sort(run.collectives["start_ns"][early & (run.collectives["rank"] == rank)])[-calls or None :][:1]
+        for rank in blocks.ranks.tolist()
+    ]
+    return float(max((times[0] for times in entered if len(times) and calls), default=judged))
 
 
 def with_ended_stalls(found: list[Verdict], stalls: Sequence[Stall], run: Run) -> list[Verdict]:

@@ -325,3 +325,11 @@ def test_the_table_shows_it_where_it_is_large() -> None:
         titles, cells = columns.table([row | {"phases_ms": {"forward": 60.0, "other": rest}}])
         assert ("other" in titles) is shown
     assert cells[0][titles.index("other")] == "12.0"
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"), [(-0.001, "0.00"), (0.001, "0.00"), (-0.02, "-0.02"), (-3.0, "-3.0"), (0.0, "0.0")]
+)
+def test_a_number_that_is_nothing_has_no_sign(value: float, shown: str) -> None:
+    """A change of -0.00 ms is none."""
+    assert columns.number(value) == shown

@@ -165,6 +165,19 @@ def test_a_recording_without_collectives_has_no_stalls() -> None:
     assert judge(replace(run, collectives=empty(COLLECTIVES))).notes == ()
 
 
+@pytest.mark.parametrize(("step", "kind"), [(0, "start-up: "), (1, "stall "), (3, "stall ")])
+def test_a_stall_in_warm_up_is_a_stall(step: int, kind: str) -> None:
+    """The job has begun to train: that no rank is judged by its first, slow steps makes them no start-up."""
+    slow = [{"rank": rank, "blocked": 30.0, "until": 5} for rank in range(3)]
+    stall = {"rank": 1, "blocked": 10_000.0, "from": step, "until": step + 1}
+    run = make(Load(ranks=3, steps=60, noise=0.0, compute=9.7, faults=[*slow, stall]))
+    began = int((run.collectives["start_ns"] - run.collectives["self_ns"]).min())
+    run = replace(run, job=replace(run.job, started_ns=began, ended_ns=int(run.collectives["start_ns"].max()) + SECOND))
+    report = judge(looked_at(run, (1, 5.0, STACK)))
+    assert [stall.ranks for stall in report.job.stalls] == [(1,)] * (kind == "stall ")
+    assert report.notes[0].startswith(f"{kind}10.0 s without progress")
+
+
 @pytest.mark.parametrize("marked", [False, True])
 def test_a_wait_before_the_first_step_is_start_up(marked: bool) -> None:
     """Ranks that load for different times meet late once: the headline does not call it a hang, a note has it."""
