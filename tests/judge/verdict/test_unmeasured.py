@@ -202,6 +202,22 @@ def test_ranks_that_share_no_step_are_not_compared() -> None:
     assert "no step, no collective that repeats on two of them" in verdict.evidence[0]
 
 
+@pytest.mark.parametrize(
+    ("ended", "why", "do"),
+    [
+        (None, "4 ranks, no step yet", "wait for the first 10 steps; if none come, "),
+        (10**12, "4 ranks, but no step", ""),
+    ],
+)
+def test_a_job_that_starts_is_asked_for_patience_before_marks(ended: int | None, why: str, do: str) -> None:
+    """Of one that is over no step will come."""
+    run = in_phases()
+    run = dataclasses.replace(run, steps=empty(STEPS), job=dataclasses.replace(run.job, ended_ns=ended))
+    (verdict,) = judge(run).verdicts
+    assert verdict.evidence[0].startswith(why)
+    assert verdict.advice[0].startswith(f"{do}write `for batch in hindmost.steps(loader):`")
+
+
 def without_steps(job: Run, pattern: bool) -> Run:
     """The job's collectives alone; of sizes that never come again in one order, as where many were missed."""
     columns = dict(job.collectives)
