@@ -11,48 +11,7 @@ from hindmost_judge.model import Run
 TENSOR = Scenario(seed=5, ranks=16, layout="tp_dp", tensor=4)
 
 
-@pytest.mark.parametrize(
-    ("scenario", "cause", "ranks", "size"),
-    [
-        (TENSOR, "compute", (2,), 0.05),
-        (TENSOR, "h2d", (5,), 0.1),
-        (Scenario(seed=5, ranks=16, layout="fsdp"), "compute", (2,), 0.05),
-        (Scenario(seed=5, ranks=16, layout="pp_dp", pipeline=4), "compute", (6,), 0.1),
-        (Scenario(seed=5, ranks=64), "compute", (3, 10, 20), 0.1),
-        (Scenario(seed=5), "gpu_throttle", (2,), 0.1),
-    ],
-)
-def test_only_the_culprits_are_named(scenario: Scenario, cause: str, ranks: tuple[int, ...], size: float) -> None:
-    """A rank that waits for a culprit in their group looks late to the others, and is not named."""
-    faulty = Scenario(**{**scenario.__dict__, "faults": (Fault(cause, ranks, size),)})
-    (verdict,) = judge(simulate(faulty).run).verdicts
-    assert (verdict.kind, verdict.ranks) == ("straggler", ranks)
-    assert verdict.cause in (cause, "unknown")
-
-
-def test_a_slow_group_whose_members_arrive_together_is_a_link() -> None:
-    """Transfers that take long in one data group are its link's, and name no straggler."""
-    faulty = Scenario(**{**TENSOR.__dict__, "faults": (Fault("network", (2,), 0.15),)})
-    (verdict,) = judge(simulate(faulty).run).verdicts
-    assert (verdict.kind, verdict.cause) == ("slow_link", "network")
-    assert 2 in verdict.ranks
-
-
 PIPELINE = Scenario(seed=5, ranks=8, steps=140, layout="pp_dp", pipeline=2)
-
-
-@pytest.mark.parametrize("scenario", [replace(TENSOR, steps=140), PIPELINE])
-@pytest.mark.parametrize(("onset", "end"), [(60, None), (40, 100)])
-def test_a_group_that_becomes_slow_is_a_link_since_then(scenario: Scenario, onset: int, end: int | None) -> None:
-    """Its sisters stay as they were; the cost is of those steps."""
-    simulated = simulate(replace(scenario, faults=(Fault("network", (2,), 0.2, onset, end),)))
-    (verdict,) = judge(simulated.run).verdicts
-    truth = (simulated.truth.total_ns - simulated.truth.repaired_ns) / 1e6 / ((end or 140) - onset)
-    assert (verdict.kind, verdict.cause) == ("slow_link", "network")
-    assert verdict.ranks == tuple(rank for rank in range(scenario.ranks) if _data(scenario, rank) == _data(scenario, 2))
-    assert verdict.since_step == pytest.approx(onset, abs=1)
-    assert verdict.until_step == (None if end is None else pytest.approx(end, abs=1))
-    assert verdict.cost_ms_per_step == pytest.approx(truth, rel=0.1)
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2])
@@ -68,19 +27,6 @@ def test_a_link_costs_what_idle_time_of_its_stage_does_not_hide(stage: int) -> N
     assert any("computing hides the rest" in one for one in verdict.evidence) == (stage > 0)
     assert report.what_if.waste is not None
     assert report.what_if.waste.lost_ms >= (verdict.cost_ms_per_step or 0.0)
-
-
-def test_a_link_that_idle_time_hides_costs_nothing() -> None:
-    """The last stage waits for the first anyway, and repairing its link saves nothing."""
-    hidden = Scenario(8, 60, 3, "pp_dp", pipeline=4, step_ms=300, faults=(Fault("network", (6,), 0.1),))
-    simulated = simulate(hidden)
-    assert simulated.truth.total_ns == pytest.approx(simulated.truth.repaired_ns, rel=0.001)
-    assert [verdict.kind for verdict in judge(simulated.run).verdicts] == ["balanced"]
-
-
-def _data(scenario: Scenario, rank: int) -> int:
-    """The number of a rank's data-parallel group."""
-    return rank % scenario.tensor if scenario.layout == "tp_dp" else rank // (scenario.ranks // scenario.pipeline)
 
 
 def heavier(run: Run, rank: int) -> Run:
@@ -135,30 +81,3 @@ def test_a_group_that_got_less_far_makes_no_link_of_the_others() -> None:
     kept = np.isin(calls["comm"], second) | (np.isin(calls["comm"], first) & early)
     report = judge(replace(run, collectives={name: column[kept] for name, column in calls.items()}))
     assert [verdict.kind for verdict in report.verdicts] == ["balanced"]
-
-
-def test_a_slow_input_that_run_ahead_hides_names_no_rank() -> None:
-    """What the GPU never waits for costs nothing."""
-    hidden = Scenario(run_ahead=1, faults=(Fault("input", (3,), 0.05),))
-    assert [verdict.kind for verdict in judge(simulate(hidden).run).verdicts] == ["balanced"]
-
-
-@pytest.mark.parametrize(("seed", "size"), [(35, 0.21), (35, 0.23), (33, 0.17)])
-def test_stalls_that_fall_a_little_short_count_with_their_like(seed: int, size: float) -> None:
-    """Half of a stall shows as delay, a tenth of a step now and a little less then: the rank has all of both."""
-    job = Scenario(ranks=16, seed=seed, steps=200, step_ms=120, faults=(Fault("compute", (5,), size, duty=0.25),))
-    simulated = simulate(job)
-    (verdict,) = judge(simulated.run).verdicts
-    saved = (simulated.truth.total_ns - simulated.truth.repaired_ns) / 1e6 / job.steps
-    assert (verdict.kind, verdict.ranks, verdict.cause) == ("intermittent", (5,), "compute")
-    assert verdict.cost_ms_per_step == pytest.approx(saved, rel=0.1)
-
-
-def test_stalls_of_computing_cost_what_backward_hides_of_them_too() -> None:
-    """Overlapped with backward, collectives show a part of a slow GPU's delay: the rest costs the job as much."""
-    job = Scenario(ranks=16, seed=32, steps=200, step_ms=120, faults=(Fault("compute", (5,), 0.4, duty=0.25),))
-    simulated = simulate(job)
-    (verdict,) = judge(simulated.run).verdicts
-    saved = (simulated.truth.total_ns - simulated.truth.repaired_ns) / 1e6 / job.steps
-    assert (verdict.kind, verdict.ranks, verdict.cause) == ("intermittent", (5,), "compute")
-    assert verdict.cost_ms_per_step == pytest.approx(saved, rel=0.1)

@@ -4,7 +4,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_judge.causes import backward
 from hindmost_judge.judge import judge
 
@@ -121,14 +120,3 @@ def test_a_lead_that_is_lost_by_waiting_costs_nothing() -> None:
     (verdict,) = judge(job).verdicts
     assert verdict.ranks == (1,)
     assert verdict.cost_ms_per_step == pytest.approx((took - calm) / STEPS / 1e6, rel=0.1)
-
-
-@pytest.mark.parametrize("seed", [14, 38])
-def test_computing_that_shows_only_where_it_is_long_makes_no_wait_slow(seed: int) -> None:
-    """Where ranks mostly queue, a long wait leaves none but long computing to be seen after it."""
-    fault = Fault("gpu_contention", (seed % 32,), {14: 0.12, 38: 0.08}[seed])
-    job = Scenario(32, 110, 5000 + seed, "dp", stretches=3 + seed % 5, run_ahead=2, step_ms=60, faults=(fault,))
-    simulated = simulate(job)
-    saved = (simulated.truth.total_ns - simulated.truth.repaired_ns) / 1e6 / len(simulated.truth.active[0])
-    (verdict,) = judge(simulated.run).verdicts
-    assert (verdict.ranks, verdict.cost_ms_per_step) == ((seed % 32,), pytest.approx(saved, rel=0.1))

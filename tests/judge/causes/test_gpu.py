@@ -30,13 +30,6 @@ def changed(run: Run, name: str, value: float, every: bool = False) -> Run:
     return replace(run, metrics=run.metrics | {"value": np.where(held, value, run.metrics["value"])})
 
 
-@pytest.mark.parametrize("cause", ["gpu_throttle", "gpu_contention"])
-def test_a_cause_that_begins_late_is_found_where_it_acts(cause: str) -> None:
-    """Over the whole run the metric is as the peers'; since the onset it is not."""
-    verdict = the(slow(cause, onset=90))
-    assert (verdict.cause, verdict.since_step) == (cause, 90)
-
-
 def test_idle_gpus_before_and_after_training_say_nothing_of_it() -> None:
     """Most samples may be of GPUs that idle at their highest clock; the steps' own samples decide."""
     run = slow("gpu_throttle")

@@ -21,33 +21,6 @@ def _reported(found: tuple[Verdict, ...]) -> list[tuple[str | None, int | None, 
     return sorted(reported, key=lambda one: (one[1] or 0, -(one[2] or 1_000)))
 
 
-@pytest.mark.parametrize(
-    ("layout", "before", "after"),
-    [
-        ("dp", "compute", "input"),
-        ("dp", "io", "checkpoint"),
-        ("fsdp", "input", "compute"),
-        ("fsdp", "gc", "h2d"),
-        ("tp_dp", "cpu_contention", "workload"),
-        ("tp_dp", "gpu_throttle", "memory"),
-    ],
-)
-def test_a_cause_change_at_the_same_delay_is_found(layout: str, before: str, after: str) -> None:
-    """The rank is as late as it was: only what is measured of it tells where the one ends and the other begins."""
-    faults = (Fault(before, (2,), 0.1, 20, 60), Fault(after, (2,), 0.1, 60))
-    tensor = 2 if layout == "tp_dp" else 1
-    made = simulate(Scenario(16, 120, seed=37, layout=layout, tensor=tensor, faults=faults))
-    found = judge(made.run).verdicts
-    first, second = _reported(found)
-    assert (first[0], second[0]) == (before, after)
-    assert first[1:] == (pytest.approx(20, abs=1), pytest.approx(60, abs=1))
-    assert (second[1], second[2]) == (first[2], None)
-    costs = {one.cause: one.cost_ms_per_step for one in found}
-    for fault, repaired in zip(faults, made.truth.repaired_each_ns, strict=True):
-        steps = (fault.end or 120) - fault.onset
-        assert costs[fault.cause] == pytest.approx((made.truth.total_ns - repaired) / steps / 1e6, rel=0.15)
-
-
 @pytest.mark.parametrize(("first", "second"), [(0.1, 0.2), (0.2, 0.1)])
 @pytest.mark.parametrize(("before", "after"), [("compute", "input"), ("gpu_throttle", "compute")])
 def test_what_takes_over_at_another_level_is_not_on_top_of_what_is_over(

@@ -70,22 +70,10 @@ def test_a_stage_of_one_rank_looks_like_a_slow_rank() -> None:
     assert "there is no replica to compare with" in verdict.evidence
 
 
-def test_a_slow_rank_makes_no_stage_uneven() -> None:
-    """One of a stage's two replicas, of which the other tells the stage's pace."""
-    (verdict,) = judge(of(Fault("compute", (2,), 0.3), ranks=8).run).verdicts
-    assert (verdict.kind, verdict.ranks) == ("straggler", (2,))
-
-
 def test_a_stage_of_which_one_replica_is_quick_is_not_uneven() -> None:
     """Even if no rank in it is named, as where hosts launch late: the other replica does the same work in less time."""
     found = blocks_of(of(Fault("compute", (2,), 0.3), ranks=8).run)
     assert uneven_stages.find(found, (), DEFAULT) is None
-
-
-def test_a_slow_rank_and_an_uneven_stage_are_both_reported() -> None:
-    """A rank of another stage."""
-    found = judge(of(Fault("compute", (4, 5, 6, 7), 0.4), Fault("compute", (9,), 0.5)).run).verdicts
-    assert {(one.kind, one.ranks) for one in found} == {("uneven_workload", ()), ("straggler", (9,))}
 
 
 @pytest.mark.parametrize("seed", range(2))

@@ -38,28 +38,6 @@ def test_sequences_of_uneven_length_are_no_rank_s_fault(layout: str, counted: bo
     assert judge(run).verdicts[0].confidence == (0.95 if counted else 0.7)
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_sequences_of_very_uneven_length_are_no_rank_s_fault(ranks: int) -> None:
-    """Where one rank has 30 tokens and its peer 1,000, the delay still grows by the token."""
-    run = simulate(Scenario(seed=7, ranks=ranks, varying_lengths=1.0)).run
-    assert found(run) == [("uneven_workload", (), "workload")]
-
-
-def test_a_slow_rank_is_found_among_uneven_ones() -> None:
-    """What the tokens explain is taken out before ranks are compared."""
-    faulty = Scenario(seed=7, varying_lengths=0.15, faults=(Fault("compute", (3,), 0.15),))
-    assert ("straggler", (3,), "compute") in found(simulate(faulty).run)
-
-
-@pytest.mark.parametrize(("layout", "size"), [("dp", 0.2), ("fsdp", 0.1), ("tp_dp", 0.1)])
-def test_a_slow_rank_is_found_among_ranks_that_are_far_more_uneven(layout: str, size: float) -> None:
-    """The wait that uneven work explains is no noise to stand out of, and who had more tokens by chance is healthy."""
-    faulty = Scenario(
-        seed=7, ranks=16, layout=layout, tensor=2, varying_lengths=0.2, faults=(Fault("compute", (3,), size),)
-    )
-    assert found(simulate(faulty).run) == [("uneven_workload", (), "workload"), ("straggler", (3,), "compute")]
-
-
 @pytest.mark.parametrize("fault", [Fault("compute", (3,), 0.25, onset=50), Fault("checkpoint", (5,), 0.12)])
 def test_a_slow_rank_is_found_where_uneven_work_was_not_counted(fault: Fault) -> None:
     """What comes and goes in the GPU's time is work, and what stays is the rank's own, at what its repair saves."""
@@ -158,12 +136,6 @@ def test_what_makes_one_rank_late_does_not_make_a_job_host_bound(late: bool, sai
     assert bool(host_bound_of.verdicts(Case(run, blocks, DEFAULT, named))) == said
 
 
-def test_one_slow_host_does_not_make_a_job_host_bound() -> None:
-    """Where the rank that has nothing queued is persistently late, it is named, and the other hosts are not blamed."""
-    run = simulate(Scenario(seed=22, steps=60, faults=(Fault("cpu_contention", (1,), 0.4),))).run
-    assert found(run) == [("straggler", (1,), "cpu_contention")]
-
-
 def memory(pressure: float, faults: dict[int, float]) -> Table:
     """Ten seconds of a node that stands still for memory, and of page faults of its ranks."""
     rows: list[tuple[str, str, float]] = [
@@ -228,13 +200,6 @@ def test_a_job_that_goes_on_with_fewer_ranks_is_judged_by_periods() -> None:
     assert report.notes[0] == "3 ranks until step 59, 2 since then: each part is judged separately"
 
 
-@pytest.mark.parametrize(("ranks", "slow"), [(2, (1,)), (4, (0, 2))])
-def test_slow_input_of_some_ranks_is_no_slow_input_of_all(ranks: int, slow: tuple[int, ...]) -> None:
-    """A rank named for its input is not counted again as if every rank waited for input."""
-    run = simulate(Scenario(seed=7, ranks=ranks, faults=(Fault("input", slow, 0.8),))).run
-    assert found(run) == [("straggler", slow, "input")]
-
-
 @pytest.mark.parametrize(
     ("framework", "do"),
     [
@@ -249,21 +214,6 @@ def test_how_to_load_ahead_is_said_for_the_loader_that_there_is(framework: str, 
     (verdict,) = judge(replace(run, ranks=run.ranks | {"framework": np.full(4, framework)})).verdicts
     assert verdict.kind == "input_bound"
     assert verdict.advice[0].startswith(do)
-
-
-@pytest.mark.parametrize(("share", "kinds"), [(0.02, ["straggler"]), (0.6, ["straggler", "input_bound"])])
-def test_slow_input_of_all_is_reported_with_a_rank_whose_input_is_slower(share: float, kinds: list[str]) -> None:
-    """The wait of the unnamed ranks is still reported: of two ranks, the other's."""
-    run = simulate(Scenario(seed=7, ranks=2, input_share=share, faults=(Fault("input", (1,), 0.8),))).run
-    assert sorted(kind for kind, _, _ in found(run)) == sorted(kinds)
-
-
-@pytest.mark.parametrize(("computes", "kinds"), [(0.0, ["input_bound"]), (2.0, ["input_bound"]), (5.9, ["balanced"])])
-def test_input_that_only_ranks_wait_for_that_come_early_limits_no_job(computes: float, kinds: list[str]) -> None:
-    """Three ranks wait 6 ms for input, and the last one computes longer instead: a faster loader saves the rest."""
-    waits = [{"rank": rank, "input": 6.0} for rank in range(3)]
-    run = make(Load(kind="torch", faults=[*waits, {"rank": 3, "input": 6.0 - computes, "compute": computes}]))
-    assert [kind for kind, _, _ in found(run)] == kinds
 
 
 @pytest.mark.parametrize(("workers", "waits"), [(4, 40.0), (8, 80.0)])
