@@ -213,7 +213,7 @@ def _compare(at: Place, who: str) -> str:
     if not at.with_gpus:
         return f"run {who} on another core or node; {stays}"
     check = f"check the {words['gpu']} of {who}{at.on}: `nvidia-smi -q -d PERFORMANCE,TEMPERATURE{at.smi}`"
-    return f"{check}; then run {who} on another GPU: {stays}"
+    return f"{check}; then run {who if len(at.ranks) == 1 else 'them'} on another GPU: {stays}"
 
 
 def _compare_hosts(at: Place, who: str) -> str:

@@ -214,7 +214,7 @@ def find_majority(blocks: Blocks, settings: Settings) -> Majority | None:
 def majority_verdict(most: Majority, change: savings.StepTimeChange, alone: Verdict | None, blocks: Blocks) -> Verdict:
     """The verdict on most ranks, which became slow; ``alone`` is that on one of them against the few ahead, if any."""
     waits = "waits" if len(most.ahead) == 1 else "wait"
-    steps = f"steps became {ms(change.longer)} longer, and {names(most.ahead)} {waits} {ms(most.by_ns)} more in each"
+    steps = f"steps became {ms(change.longer)} longer; {names(most.ahead)} {waits} {ms(most.by_ns)} more in each"
     cause = alone.cause if alone is not None and alone.cause else "unknown"
     of_one = [f"rank {alone.ranks[0]} against these: {line}" for line in alone.evidence] if alone is not None else []
     return costing(
