@@ -117,14 +117,12 @@ def _undisturbed(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def _disturbed(rows: list[dict[str, Any]]) -> list[str]:
-    """Of disturbed runs which disturbances were right, a row each program, and a table of all others."""
+    """How many disturbances of each program had the right ranks and cause, and a table of all others."""
     disturbed = [row for row in rows if row["disturbance"] != "none"]
-    right: dict[str, list[str]] = {}
-    for row in disturbed:
-        if _all_right(row):
-            right.setdefault(row["program"], []).append(row["disturbance"])
-    lines = ["| program | disturbances of which ranks and cause were right |", "| --- | --- |"]
-    lines += [f"| {program} | {', '.join(dict.fromkeys(what))} |" for program, what in right.items()]
+    known = Counter(row["program"] for row in disturbed if "missing" not in row)
+    right = Counter(row["program"] for row in disturbed if _all_right(row))
+    lines = ["| program | ranks and cause right |", "| --- | --- |"]
+    lines += [f"| {program} | {right[program]} of {count} |" for program, count in known.items()]
     lines += [
         "",
         "| program | disturbance | verdict | other work, cores | ranks | cause |",

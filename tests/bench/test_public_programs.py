@@ -114,13 +114,13 @@ def test_figures_count_all_runs_and_no_unknown_cause_as_right() -> None:
     ]
 
 
-def test_what_was_all_right_shares_a_row_and_the_rest_has_a_row_each() -> None:
+def test_what_was_all_right_is_counted_and_the_rest_has_a_row_each() -> None:
     """A reader looks for what was wrong or unknown."""
     rows = [row("hpcc", what, True, "right") for what in ("killed", "quota")]
     rows += [row("hpcc", "disk", True, "unknown"), row("hpcc", "memory", False, None)]
     lines = document(results(rows, [], {}), f"{BEGIN}\n{END}\n").splitlines()
     assert [line for line in lines if "hpcc" in line] == [
-        "| hpcc | killed, quota |",
+        "| hpcc | 2 of 4 |",
         "| hpcc | disk | balanced | 0.5 | right | unknown |",
         "| hpcc | memory | balanced | 0.5 | **wrong** |  |",
     ]
