@@ -60,11 +60,11 @@ class Schema:
 
     __slots__ = ("head", "width", "words")
 
-    def __init__(self, series: Iterable[Series]) -> None:
+    def __init__(self, series: Iterable[tuple[str, bool, str, str]]) -> None:
         every = list(series)
         names, counters, helps, labels = zip(*every, strict=True) if every else ((), (), (), ())
-        places: dict[str, int] = {}
-        word = np.array([places.setdefault(label, len(places)) for label in labels], np.int32)
+        places: dict[str, int] = {label: place for place, label in enumerate(dict.fromkeys(labels))}
+        word = np.array([places[label] for label in labels], np.int32)
         ordered = sorted(zip(names, labels, range(len(names)), strict=True))
         order = np.array([place for _, _, place in ordered], np.int32)
         key = names, counters, helps, word.tobytes(), order.tobytes()
@@ -87,14 +87,9 @@ class Schema:
 
 def learned(sent: Any) -> Schema:
     """The schema that an agent defines, as :mod:`hindmost_collector.ingest.packed_fields` has it. Raises Malformed."""
-    helps: dict[str, str] = {}
-    for one in sent.series:  # help travels once for each name
-        if one.help:
-            helps.setdefault(one.name, one.help)
-    return Schema(
-        Series(sys.intern(one.name), bool(one.kind), helps.get(one.name, ""), _labels(tuple(one.labels)))
-        for one in sent.series
-    )
+    every = [(sys.intern(one.name), one.kind != 0, one.help, tuple(one.labels)) for one in sent.series]
+    helps = {name: text for name, _, text, _ in reversed(every) if text}  # help travels once for each name
+    return Schema([(name, counter, helps.get(name, ""), _labels(labels)) for name, counter, _, labels in every])
 
 
 @lru_cache(maxsize=4096)
