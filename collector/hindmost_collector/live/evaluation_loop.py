@@ -39,6 +39,7 @@ class Watch:
             str, asyncio.Task[None]
         ] = {}  # windows being judged; of those that cost much one at a time
         self.sealing: asyncio.Task[None] | None = None  # of a job that is over, until that is written down
+        self._waits_for_stacks: set[str] = set()  # jobs that go on, a verdict of which waits for stacks
         self._looked: dict[str, dict[str, int]] = {}  # when each job's newest steps were looked at last
 
     def pause_s(self, usual_s: float) -> float:
@@ -74,9 +75,16 @@ class Watch:
             self._ask(job.id, job.stall.question(job))
             due = self._judging.due(job.id, job.window.still_ns / 1e9)
             due = due and (not self._components.recorder.writing or self._judging.overdue(job.id))
-            timed_out = job.stall.timed_out(job)
-            if due or timed_out:
-                await self.turn(job, whole=timed_out)
+            at_once = job.stall.timed_out(job) | self._answered(job)
+            if due or at_once:
+                await self.turn(job, whole=at_once)
+
+    def _answered(self, job: LiveJob) -> bool:
+        """Whether the first stacks came that a verdict asked for: once for each, as a full evaluation costs much."""
+        answered = job.id in self._waits_for_stacks and job.window.answered
+        if answered:
+            self._waits_for_stacks.discard(job.id)
+        return answered
 
     async def turn(self, job: LiveJob, *, whole: bool) -> None:
         """Judge the window of a job, the ``whole`` of it whatever that costs where the job may hang.
@@ -135,6 +143,9 @@ class Watch:
         questions = [question for event in events if (question := event_trace_request(job.id, event)) is not None]
         for question in questions:
             self._ask(job.id, question)
+            if question.stacks and question.last_step:
+                self._waits_for_stacks.add(job.id)
+                job.window.answered = False
         if questions:
             self._judging.again(job.id, ANSWER_S)
         if log.doubtful:
@@ -200,4 +211,5 @@ class Watch:
         await self._end_of(job)
         self.ended(job)
         self._looked.pop(job.id, None)
+        self._waits_for_stacks.discard(job.id)
         self._judging.forget(job.id)

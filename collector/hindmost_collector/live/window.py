@@ -314,6 +314,7 @@ class Window:
         self._communicators = LastRows("communicators", ("comm", "rank"))
         self._in_flight: dict[int, list[tuple[Any, ...]]] = {}
         self._states = LastRows("rank_states", ("rank",))
+        self.answered = False  # stacks came since this was set
         self._stacks: dict[int, deque[tuple[Any, ...]]] = defaultdict(lambda: deque(maxlen=_STACKS))
         self._heard: dict[str, int] = {}
         self._node_of: tuple[Table, dict[int, str], int] = {}, {}, 0
@@ -384,6 +385,7 @@ class Window:
             del self._heard[next(iter(self._heard))]
         for row in _tuples(chunk.plain.get("stacks"), STACKS):
             self._stacks[row[0]].append(row)
+            self.answered = True
         self._states.add(chunk.plain.get("rank_states"))
         states = {row[0]: row for row in _tuples(chunk.plain.get("rank_states"), RANK_STATES)}
         nodes = self._nodes() if states else {}

@@ -70,6 +70,7 @@ class Paced:
     ) -> None:
         self.now, self.used, self.whole_s, self.look_s = BEGAN, 0.0, whole_s, look_s
         self.kind = "straggler"
+        self.why: dict[str, Any] = {}
         self.names: dict[str, tuple[int, ...]] = {"whole": (), "newest": ()}
         self.judged: list[tuple[float, str]] = []
         self.rows: list[int] = []
@@ -122,4 +123,7 @@ class Paced:
         return Run(Job(which), incremental=which == "newest")
 
     def _judge(self, run: Run) -> Report:
-        return Report(JobSummary("j"), tuple(Verdict(self.kind, (rank,)) for rank in self.names[run.job.id]))
+        return Report(
+            JobSummary("j"),
+            tuple(Verdict(self.kind, (rank,), **self.why) for rank in self.names[run.job.id]),
+        )

@@ -285,6 +285,18 @@ def test_an_answer_triggers_a_full_evaluation() -> None:
     assert (pytest.approx(30.5, abs=0.3), "whole") in job.until(31.5)
 
 
+def test_stacks_that_a_verdict_asked_for_are_evaluated_when_they_come_once() -> None:
+    """On full cores too, where its turn may be half a minute away; those of more nodes wait for that."""
+    job = Paced(cores_are_full=lambda: True)
+    job.names["whole"], job.why = (2,), {"since_step": 0, "cause": "unknown", "partial": "blocked"}
+    job.until(40.0)
+    idle = [at for at, _ in job.until(42.0)]
+    job.jobs["j"].window.answered = True
+    assert (idle, [which for _, which in job.until(44.0)]) == ([], ["whole"])
+    job.jobs["j"].window.answered = True
+    assert job.until(46.0) == []
+
+
 def table(first: int, stop: int, ranks: int, step_ns: int, each: int = 1) -> Piece:
     """Rows of so many ranks, ``each`` in each of these steps."""
     return rows_of(first, stop, np.arange(ranks), step_ns, each)
