@@ -11,6 +11,7 @@ job does not mention such a stall, since no rank is persistently slow; the headl
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -245,13 +246,20 @@ def _advice_on_stall(stall: Stall, run: Run) -> str:
 def _gaps(run: Run, moments: Ints, hang_timeout_ns: float) -> list[_Gap]:
     """The gaps of at least so long between two moments, first to last, that no script makes on purpose.
 
-    In them stacks were taken, or every rank was in an operation: then none evaluated, saved, or read.
+    In them stacks were taken, or every rank was in an operation: then none evaluated, saved, or read. Or all others
+    waited for the same ranks only once: what a script does on a few ranks recurs.
     """
     place = np.searchsorted(moments, run.stacks["time_ns"], side="right")
     every = len(np.unique(run.collectives["rank"]))
     long = np.flatnonzero(np.diff(moments) >= hang_timeout_ns).tolist()
     found = [_Gap(int(moments[at]), int(moments[at + 1]), np.flatnonzero(place == at + 1)) for at in long]
-    return [gap for gap in found if len(gap.looks) or _waited_for(run, gap)[1] == every > 1]
+    waited = [_waited_for(run, gap)[:2] for gap in found]
+    often = Counter(tuple(late) for late, _ in waited)
+    return [
+        gap
+        for gap, (late, waiting) in zip(found, waited, strict=True)
+        if len(gap.looks) or (waiting + len(late) == every > 1 and (not late or often[tuple(late)] == 1))
+    ]
 
 
 def _stall(run: Run, gap: _Gap, began: int) -> Stall:

@@ -49,10 +49,16 @@ def test_an_ended_stall_is_reported_with_its_rank_and_its_place() -> None:
     ]
 
 
-@pytest.mark.parametrize("looks", [[], [(1, 0.2, STACK)], [(1, 30.0, STACK)]])
-def test_a_stall_without_an_observation_is_not_reported(looks: list[tuple[int, float, str]]) -> None:
-    """Stacks taken while the job was at work are no sign of a stall."""
-    assert judge(looked_at(stalled(25.0), *looks)).notes == ()
+@pytest.mark.parametrize("looks", [[], [(1, 0.1, STACK)], [(1, 60.0, STACK)]])
+def test_stalls_without_an_observation_are_not_reported_if_they_recur(looks: list[tuple[int, float, str]]) -> None:
+    """A rank that saves or evaluates for all does so again. Stacks taken while the job was at work are no sign."""
+    assert judge(looked_at(stalled(25.0, (20, 40)), *looks)).notes == ()
+
+
+def test_a_wait_of_all_others_for_a_rank_is_reported_if_it_is_the_only_one() -> None:
+    """A compiled program has no stacks, and 25 s of its run are lost nevertheless."""
+    (note,) = judge(stalled(25.0)).notes
+    assert note.endswith("2 ranks waited for rank 1 in all_reduce number 40")
 
 
 def test_a_stall_of_the_network_needs_no_observation() -> None:
