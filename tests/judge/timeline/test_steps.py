@@ -57,6 +57,21 @@ def test_computing_between_layers_tells_no_step() -> None:
     assert infer(tokens, gap, apart=True).max() > (LAYERS - 1) * STEPS
 
 
+@pytest.mark.parametrize(
+    ("calls", "computed", "each"),
+    [
+        ([0] * 25 + [1], [4.0] * 25 + [8.0], 1),  # a checkpoint, written before its barrier
+        ([0, 1] * 10 + [2], [4.0, 3.0] * 10 + [0.0], 2),  # rows, columns, and now and then all
+        ([0] * 25 + [1], [100.0] + [4.0] * 24 + [0.0], 26),  # layers of a step: all else is computed before the first
+        ([1] + [0] * 25, [200.0] + [4.0] * 25, 26),
+    ],
+)
+def test_a_call_now_and_then_makes_no_step_of_those_before(calls: list[int], computed: list[float], each: int) -> None:
+    """Where as much is computed before each of the others, and no more before it than before all of them."""
+    found = infer(np.tile(calls, 8), np.tile(computed, 8) * 1e6, apart=True)
+    assert np.bincount(found[found >= 0]).max() == each
+
+
 @pytest.mark.parametrize(("spacing", "found"), [(60, 1), (20, 1), (5, None)])
 def test_the_shortest_period_that_most_calls_have_is_a_step(spacing: int, found: int | None) -> None:
     """Calls of another size come less and less often, at no regular place: the others are steps all the same."""
