@@ -42,7 +42,8 @@ class Blocks:
     ns a step by which a rank may be late, or the others ahead. Where hosts set the pace, their work is in ``lanes``,
     and delays are how much more of it a rank has. Where loaders' workers do, in turn, a delay is the mean of ``turn``
     steps. ``apart``: two of three ranks are set against the third, which alone shows what is usual.
-    ``exchanges``: ranks meet in no collective, only in messages to neighbours.
+    ``neighbours`` [R, M] are the rows of which a rank receives messages in each step, and its own, where ranks meet in
+    no collective in it.
     """
 
     ranks: Ints
@@ -80,7 +81,12 @@ class Blocks:
     lanes: Lanes | None = None
     turn: int = 1
     apart: bool = False
-    exchanges: bool = False
+    neighbours: Ints | None = None
+
+    @property
+    def exchanges(self) -> bool:
+        """Whether ranks meet in messages to neighbours, and in no collective."""
+        return self.neighbours is not None
 
     @property
     def same_work(self) -> Floats:

@@ -15,7 +15,7 @@ from hindmost_judge.stats.robust import SAMPLE, median, or_zero, peers_median, s
 from hindmost_judge.timeline import cohorts, matching, phases, pipelined, steps
 from hindmost_judge.timeline.cohorts import that_meet
 from hindmost_judge.timeline.collective_calls import SAMPLED_FROM_NS
-from hindmost_judge.timeline.exchanges import with_exchanges_joined
+from hindmost_judge.timeline.exchanges import neighbours, with_exchanges_joined
 from hindmost_judge.timeline.matching import Grid
 from hindmost_judge.timeline.messages import schedule_of, with_gathers_joined
 from hindmost_judge.timeline.overlap import delay_by_round, is_overlapped
@@ -43,14 +43,22 @@ def build(run: Run, settings: Settings) -> Blocks | None:
     )
 
 
+#: Collectives of fewer times `min_steps` steps show no onset within. Exchanges must be of as many times as many steps.
+_MORE = 2
+
+
 def _of_collectives(run: Run, table: Table, settings: Settings) -> Blocks | None:
-    """The blocks of the collectives; where they are of too few steps, of exchanges with neighbours, or of the marks."""
+    """The blocks of the collectives; where they are of too few steps, of exchanges with neighbours, or of the marks.
+
+    Ranks that exchange in each step may meet in a collective only now and then.
+    """
     run = with_gathers_joined(run)
     found = _of_meetings(run, table)
-    if not _enough(found, settings) and (exchanging := with_exchanges_joined(run)) is not None:
+    rarely_met = found is None or len(found.steps) < _MORE * settings.min_steps
+    if rarely_met and (exchanging := with_exchanges_joined(run)) is not None:
         of_messages = _of_meetings(exchanging, table)
-        of_messages = replace(of_messages, exchanges=True) if of_messages is not None else None
-        found = _rather(of_messages, found, settings)
+        if of_messages is not None and (found is None or len(of_messages.steps) >= _MORE * len(found.steps)):
+            found = _rather(replace(of_messages, neighbours=neighbours(run, of_messages.ranks)), found, settings)
     if not _enough(found, settings) and rows(table):  # a profiler looks at a few steps, step marks at all
         found = _rather(_by_marks(run, table, settings), found, settings)
     return found

@@ -33,6 +33,8 @@ _SYNCHRONISING = tuple(
 )
 #: Operations in which one rank gives to all others, spelled likewise.
 _ROOTED = ("broadcast", "bcast", "broadcastoop", "scatter")
+#: Calls of two ranks, and the wait for one of them.
+_MESSAGES = frozenset({"send", "recv", "sendrecv", "probe", "wait"})
 #: Parts of the names of what ranks run inside of forward and backward, where computing may wait for it.
 _INSIDE = ("gather", "all_to_all")
 
@@ -45,6 +47,11 @@ def is_synchronising(name: str) -> bool:
 def is_rooted(name: str) -> bool:
     """Whether this operation's name is one in which a root gives to all others."""
     return _plain(name) in _ROOTED
+
+
+def is_message(name: str) -> bool:
+    """Whether this operation's name is one of a call of two ranks, or of the wait for one of them."""
+    return name.replace("_", "") in _MESSAGES
 
 
 def is_inside(name: str) -> bool:

@@ -1,8 +1,8 @@
 """Steps of hosts that send to each other and meet in no collective: exchanges of a domain's edges with neighbours.
 
 Each rank repeats the same messages, and one repetition is a step. What neighbours wait for each other in it reaches all
-ranks within a few steps, so that it counts as one call of all of them. Its time is what the rank spent in its messages,
-and its self time what it spent between them.
+ranks within a few steps, so that each is late as for one call of all of them. Costs are replayed from neighbour to
+neighbour. The time of a step is what the rank spent in its messages, its self time what it spent between them.
 
 Ranks must compute at the same time. In a pipeline or a ring, or where one rank hands out work, some wait for what
 others make of their message: that is by design, and no rank is late for it.
@@ -19,7 +19,7 @@ from hindmost_judge import encoding
 from hindmost_judge.model import ERROR, GPU_TIME, UNMEASURED, Run, Table
 from hindmost_judge.stats.robust import median
 from hindmost_judge.timeline import steps
-from hindmost_judge.timeline.collective_calls import EXCHANGE, OWN, sums
+from hindmost_judge.timeline.collective_calls import EXCHANGE, OWN, is_message, sums
 from hindmost_judge.timeline.messages import have_peers, job_ranks
 from hindmost_judge.types import Floats, Ints
 
@@ -54,12 +54,14 @@ def with_exchanges_joined(run: Run) -> Run | None:
     table = run.collectives
     if not have_peers(table):
         return None
-    usable = ((table["flags"] & (ERROR | GPU_TIME)) == 0) & (table["duration_ns"] >= 0)
+    code, names = encoding.codes(table["op"])
+    message = np.array([is_message(name) for name in names])[code]  # a collective now and then is no part of a step
+    usable = message & ((table["flags"] & (ERROR | GPU_TIME)) == 0) & (table["duration_ns"] >= 0)
     calls = np.flatnonzero(usable & (table["start_ns"] >= 0) & (table["self_ns"] != UNMEASURED))
     if len(calls) == 0:  # nothing tells what ranks did between their messages
         return None
     calls = calls[np.lexsort((table["start_ns"][calls], table["rank"][calls]))]
-    code, peer = encoding.codes(table["op"])[0], job_ranks(run, table["comm"][calls], table["peer"][calls])
+    peer = job_ranks(run, table["comm"][calls], table["peer"][calls])
     ranks, first = np.unique(table["rank"][calls], return_index=True)
     found: dict[int, _Steps] = {}
     for rank, mine, whom in zip(ranks.tolist(), np.split(calls, first[1:]), np.split(peer, first[1:]), strict=True):
@@ -71,6 +73,20 @@ def with_exchanges_joined(run: Run) -> Run | None:
     if min(made) < _TOGETHER * max(made) or not _connected(found) or not _at_once(found):
         return None
     return replace(run, collectives=_joined(table, list(found.values())))
+
+
+def neighbours(run: Run, ranks: Ints) -> Ints:
+    """[R, M] rows of the ranks of which each of ``ranks`` [R] receives, and its own, which fills up its row."""
+    table = run.collectives
+    known = np.flatnonzero((table["peer"] >= 0) & (table["op"] != "send"))
+    row, whom = (
+        np.searchsorted(ranks, each)
+        for each in (table["rank"][known], job_ranks(run, table["comm"][known], table["peer"][known]))
+    )
+    meets = np.eye(len(ranks), dtype=bool)
+    meets[row, np.minimum(whom, len(ranks) - 1)] = True
+    order = np.argsort(~meets, axis=1, kind="stable")[:, : meets.sum(axis=1).max()]
+    return np.where(np.take_along_axis(meets, order, axis=1), order, np.arange(len(ranks))[:, None])
 
 
 def _of_rank(table: Table, code: Ints, mine: Ints, whom: Ints) -> _Steps | None:

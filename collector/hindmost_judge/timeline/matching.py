@@ -33,6 +33,7 @@ from hindmost_judge.timeline.collective_calls import (
     WAIT,
     awaited_broadcasts,
     is_inside,
+    is_message,
     is_rooted,
     is_synchronising,
     with_before,
@@ -134,15 +135,6 @@ def _of_meetings(calls: Table, named: tuple[Ints, list[str]]) -> Table | None:
     return without_single_members(encoding.columns_that_fill(table, "seq"))
 
 
-#: Calls of two ranks, and the wait for one of them.
-_MESSAGES = frozenset({"send", "recv", "sendrecv", "probe", "wait"})
-
-
-def _messages(names: list[str]) -> Array:
-    """[M] which of these operations are messages."""
-    return np.array([name.replace("_", "") in _MESSAGES for name in names], bool)
-
-
 def _with_other_waits(calls: Table, meets: Array, code: Ints, names: list[str]) -> Table:
     """The rows ``meets`` [N], each with the rank's other collectives since its last one: their self time and waiting.
 
@@ -150,7 +142,8 @@ def _with_other_waits(calls: Table, meets: Array, code: Ints, names: list[str]) 
     what it waited. Its own work, and that of the rank that it waited for, are what they did outside of both calls.
     """
     usable = (calls["flags"] & (NONBLOCKING | ERROR | GPU_TIME)) == 0
-    usable &= ~_messages(names)[code] & (calls["duration_ns"] >= 0) & (calls["start_ns"] >= 0)
+    usable &= ~np.array([is_message(name) for name in names], bool)[code]
+    usable &= (calls["duration_ns"] >= 0) & (calls["start_ns"] >= 0)
     if not (usable & ~meets).any() or (usable & meets).sum() < meets.sum():
         return encoding.chosen(calls, meets)
     table, stays = encoding.chosen(calls, meets | usable), meets[meets | usable]
@@ -223,7 +216,7 @@ def _peer_wait(collectives: Table, named: tuple[Ints, list[str]], grid: Grid) ->
     """[R, K] ns in sends and receives between a rank's previous collective and this one: waiting for a neighbour."""
     waited = grid.peer_wait
     code, names = named
-    chosen = _messages(names)
+    chosen = np.array([is_message(name) for name in names], bool)
     if not chosen.any():
         return waited
     indices = np.flatnonzero(

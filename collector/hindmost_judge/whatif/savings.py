@@ -336,6 +336,8 @@ def step_delay(blocks: Blocks, intervals: Floats) -> Floats:
         return blocks.pipeline.step_delay(intervals)
     if blocks.lanes is not None:
         return step_delay_of_lanes(blocks.lanes, intervals)
+    if blocks.neighbours is not None:
+        return _step_delay_of_exchanges(blocks.neighbours, intervals)
     if blocks.group.shape[1] == 1:
         worst = intervals.max(axis=0)
         return np.bincount(blocks.interval_step, weights=worst, minlength=len(blocks.steps)).astype(np.float64)
@@ -354,6 +356,25 @@ def step_delay(blocks: Blocks, intervals: Floats) -> Floats:
                 arrived[group == one] = arrived[group == one].max(axis=0)
             behind[:, indices] = arrived
     return np.asarray(behind.max(axis=0))
+
+
+#: Steps that are replayed one after the other; before the first of them all ranks are on time.
+_REPLAYED = 512
+
+
+def _step_delay_of_exchanges(neighbours: Ints, intervals: Floats) -> Floats:
+    """The same of ranks that leave a step [S] when they and their ``neighbours`` [R, M] have come to it.
+
+    Far ranks may be steps apart, so that noise of one is gone before it reaches the other.
+    """
+    ranks, steps = intervals.shape
+    parts = -(-steps // _REPLAYED)
+    padded = np.pad(intervals, ((0, 0), (0, parts * _REPLAYED - steps))).reshape(ranks, parts, _REPLAYED)
+    left, last = np.zeros((ranks, parts)), np.zeros((parts, _REPLAYED))
+    for at in range(_REPLAYED if parts > 1 else steps):
+        left = (left + padded[:, :, at])[neighbours].max(axis=1)
+        last[:, at] = left.max(axis=0)
+    return np.asarray(np.diff(last, axis=1, prepend=0.0).ravel()[:steps])
 
 
 #: Kinds of verdicts whose cost is known by step.

@@ -92,6 +92,42 @@ def test_the_table_says_exchanges_where_ranks_meet_in_no_collective() -> None:
     assert "in exchanges, for ranks that arrive later" in " ".join(shown.split())
 
 
+def with_meetings(run: Run, every: int) -> Run:
+    """The same with a reduction after every so many steps, which takes no time of its own."""
+    calls = run.collectives
+    waits = np.flatnonzero(calls["op"] == "wait")
+    number = np.concatenate([np.arange(np.sum(calls["rank"][waits] == rank)) for rank in run.ranks["rank"]])
+    waits = waits[np.argsort(calls["rank"][waits], kind="stable")]
+    last = waits[number % every == every - 1]
+    met = {name: column[last].copy() for name, column in calls.items()}
+    met |= {"op": np.full(len(last), "all_reduce"), "start_ns": met["start_ns"] + met["duration_ns"]}
+    met |= {"comm": np.full(len(last), 9, np.uint64), "seq": number[number % every == every - 1] // every}
+    met |= {"duration_ns": np.full(len(last), CALL // 2), "self_ns": np.full(len(last), 10 * every * MS)}
+    return replace(run, collectives={name: np.concatenate([calls[name], met[name]]) for name in calls})
+
+
+def test_exchanges_tell_steps_where_ranks_meet_only_now_and_then() -> None:
+    """Of 300 steps with a reduction after every 20th a slowdown of the last 120 begins within three steps."""
+    own = works()
+    own[1, 180:] += 3 * MS
+    first = judge(with_meetings(exchanging(own), 20)).verdicts[0]
+    assert (first.kind, first.ranks) == ("straggler", (1,))
+    assert first.since_step == pytest.approx(180, abs=3)
+
+
+def test_far_ranks_do_not_wait_for_each_others_noise() -> None:
+    """Of 16 ranks in a row whose steps vary by a fifth a slow one costs what it works longer: others catch up."""
+    noise = np.random.default_rng(3).gamma(1.0, 2 * MS, (16, 300))
+    own = 10 * MS + noise
+    slow = own.copy()
+    slow[7] += 4 * MS
+    tables = [exchanging(one).collectives for one in (own, slow)]
+    ends = [(calls["start_ns"] + calls["duration_ns"]).max() for calls in tables]
+    first = judge(exchanging(slow)).verdicts[0]
+    assert (first.kind, first.ranks) == ("straggler", (7,))
+    assert first.cost_ms_per_step == pytest.approx((ends[1] - ends[0]) / 300 / MS, rel=0.2)
+
+
 def test_an_even_job_is_balanced() -> None:
     first = judge(exchanging(works())).verdicts[0]
     assert (first.kind, first.ranks) == ("balanced", ())
