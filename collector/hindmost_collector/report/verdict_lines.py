@@ -298,7 +298,10 @@ _HEADS: dict[str, Callable[[Mapping[str, Any], str], tuple[str, str]]] = {
     "desync": _diverged,
     "slow_link": lambda one, who: ("SLOW", (f"link of {who}" if who else "network of all ranks") + _interval(one)),
     "input_bound": lambda one, _: ("LIMITED BY", f"input: the job waits for it{_later(one)}"),
-    "host_bound": lambda one, _: ("LIMITED BY", f"CPUs: GPUs wait for kernel launches{_later(one)}"),
+    "host_bound": lambda one, _: (
+        "LIMITED BY",
+        f"CPUs: {_DOING[one['cause']] if one.get('cause') else 'GPUs wait for kernel launches'}{_later(one)}",
+    ),
     "uneven_workload": lambda one, _: ("UNEVEN", f"ranks have work of unequal size{_later(one)}"),
     "oversubscribed": lambda one, who: ("SLOW", f"{who}: share too few CPUs{_later(one)}"),
     "balanced": _balanced,

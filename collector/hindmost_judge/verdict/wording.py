@@ -1,4 +1,4 @@
-"""The sentences of a verdict: plain words, figures with units, nothing that was not measured."""
+"""The evidence of a verdict (WHY) in plain words: figures with units, nothing that was not measured."""
 
 from __future__ import annotations
 

@@ -165,6 +165,13 @@ def test_a_verdict_says_at_what_time_it_began(onset: int) -> None:
     assert slow.what.endswith(f"since step {onset}{when}")
 
 
+def test_the_head_of_a_job_limited_by_its_hosts_says_by_what() -> None:
+    """By launches of kernels, where no other cause is known."""
+    limited = {"kind": "host_bound", "ranks": (), "since_step": 0}
+    found = [verdict_lines.of_verdict({**limited, "cause": cause}).sentence for cause in (None, "gc")]
+    assert found == ["LIMITED BY CPUs: GPUs wait for kernel launches", "LIMITED BY CPUs: garbage collection"]
+
+
 def test_advice_is_given_once() -> None:
     """A rank that was slow in two periods is to be looked at once; what another verdict advises stays."""
     slow = {"kind": "straggler", "cause": "compute", "ranks": [1], "advice": ["look at rank 1"]}
