@@ -209,13 +209,13 @@ class Collector(Components):
             pause_s = self.watch.pause_s(usual_s)
             may_hang, turn = pause_s < usual_s, usual_s == left_s
             await asyncio.sleep(pause_s)
-            news = self.ingest.inbox.out_of_turn or (self.ingest.inbox.waits and self._unjudged())
+            news = self.ingest.inbox.out_of_turn or (self.ingest.inbox.waits and self._awaited())
             if not full or may_hang or turn or news or self._departing():
                 return
 
-    def _unjudged(self) -> bool:
-        """Whether a job waits for its first verdict."""
-        return any(job.report is None for job in self.jobs.values())
+    def _awaited(self) -> bool:
+        """Whether a job waits for its first verdict, or for the end of one."""
+        return any(job.report is None or job.recovery.over for job in self.jobs.values())
 
     def _departing(self) -> bool:
         """Whether an agent waits for its last acknowledgement."""

@@ -229,6 +229,9 @@ NEWS_SHARE, MOST_HURRIED = 5 * FULL_SHARE, 5
 #: Longest CPU time (s) of a full evaluation while cores are full. It reads at most so many times the rows of the last
 #: one; the first reads as few as an incremental one, 70 to 200 ms.
 FULL_WHOLE_S, FULL_GROWTH = NEWS_SHARE * FULL_MOST_S, 3
+#: While cores are full, a job of which a named rank seems well again is judged at once, if its last evaluation is
+#: ``EVERY_S`` ago. These may take so much of a core more, ``WHOLES_AHEAD`` ahead: a rank that flaps soon waits.
+RECHECK_SHARE = FULL_SHARE
 #: So long (s) after its first data a job is judged first, and while cores are full: idle until its ranks have started,
 #: they may not be known to be full before.
 STARTING_S, FULL_FIRST_S = 2.0, 5.0
@@ -341,6 +344,7 @@ class Judging:
         self._last: dict[str, float] = {}  # when a job was last judged, or was first to be
         self._period, self._clock, self._cpu = period_s, clock, cpu
         self.full_evaluations, self._looks = Budget(share, clock), Budget(max(OF_LOOKS, share), clock)
+        self._rechecks = Budget(RECHECK_SHARE, clock)
         self._turns: dict[str, _Turn] = {}
         self.failures = 0
         self.seconds = 0.0
@@ -399,6 +403,17 @@ class Judging:
         if turn is not None:
             turn.next = min(turn.next, self._clock() + after_s)
             turn.whole, turn.soon = min(turn.whole, turn.next), True
+
+    def recheck(self, job: str) -> bool:
+        """Whether to judge a job now of which a named rank seems well again, which is charged: where it may wait long
+        otherwise, and as far as that is affordable."""
+        turn = self._turns.get(job)
+        if turn is None or not self._full() or self._clock() - turn.last_whole < EVERY_S:
+            return False
+        if not self._rechecks.pays(WHOLES_AHEAD * turn.took / RECHECK_SHARE):
+            return False
+        self._rechecks.spend(turn.took)
+        return True
 
     def turn(self, job: str) -> float:
         """When it is a job's turn: jobs that wait longest come first."""

@@ -78,7 +78,9 @@ class Paced:
         self.judging = Judging(period_s, share, clock=clock, cpu=cpu, cores_are_full=cores_are_full)
         self.judging.judge = self._judge
         self.jobs = {name: self._job(name) for name in jobs}
-        self.watch = Watch(collector(self.jobs, lambda: self.now), self.judging, never_ends)
+        components = collector(self.jobs, lambda: self.now)
+        components.cores_are_full = cores_are_full or components.cores_are_full
+        self.watch = Watch(components, self.judging, never_ends)
 
     def until(self, seconds: float) -> list[tuple[float, str]]:
         """What was judged, and when, up to then."""
@@ -110,6 +112,7 @@ class Paced:
             history=StepHistory(),
             window=SimpleNamespace(last_step=41, still_ns=0),
             stall=SimpleNamespace(urgent=lambda job: False, question=lambda job: None, timed_out=lambda job: False),
+            recovery=SimpleNamespace(seems_over=lambda job: False),
             infer_steps=lambda: None,
             first_step=lambda report: None,
             last_step=lambda report: 41,

@@ -290,6 +290,16 @@ async def test_an_agent_that_speaks_out_of_turn_is_heard_soon(on_full_cores: Col
     assert await ticks(on_full_cores) == [16.0, 24.0, 32.0]
 
 
+@pytest.mark.parametrize(("over", "at"), [(False, 16.0), (True, 13.0)])
+async def test_what_may_end_a_verdict_waits_for_no_turn(on_full_cores: Collector, *, over: bool, at: float) -> None:
+    stall, recovery = SimpleNamespace(urgent=lambda _: False), SimpleNamespace(over=over)
+    job = SimpleNamespace(stall=stall, recovery=recovery, report={})
+    on_full_cores.jobs["j"] = job  # type: ignore[assignment]
+    on_full_cores.ingest.inbox.add(Any, Any, Any, 0)
+    await on_full_cores.next_tick()
+    assert time.time() == at
+
+
 async def test_who_leaves_waits_for_no_turn(on_full_cores: Collector) -> None:
     """An agent goes once its last batch is written."""
     on_full_cores.ingest.agents["a"] = SimpleNamespace(departed=True, outbox=object())  # type: ignore[assignment]
