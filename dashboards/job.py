@@ -366,13 +366,13 @@ def hosts() -> Panels:
             "Memory in use",
             "Share of the node's memory that is not available. Above 95 % pages are reclaimed under the job.",
             "percentunit",
-            (busiest(f"1 - {available}"), "{{node}}"),
+            (busiest(f"max by (node) (1 - {available})"), "{{node}}"),
         ),
         _node(
             "Pressure",
             "Share of time in which at least one task on the node waited for the resource (Linux PSI).",
             "percentunit",
-            (busiest(f"sum by (node, resource) ({per_second(stalled)})"), "{{node}} {{resource}}"),
+            (busiest(f"max by (node, resource) ({per_second(stalled)})"), "{{node}} {{resource}}"),
         ),
         _node(
             "Disk",
@@ -393,6 +393,7 @@ def hosts() -> Panels:
 
 def seen() -> Panels:
     """Whether what the other panels show is complete."""
+    silent = f"hindmost_collector_agent_silence_seconds and on (node, instance) {of_ranks('hindmost_rank_info')}"
     return [
         lines(
             f"Events lost a second, the {LINES} highest nodes",
@@ -407,7 +408,7 @@ def seen() -> Panels:
             "Time since the last message of a node's agent. Above a few seconds the node, its network or its agent is "
             "down.",
             "s",
-            (busiest("max by (node) (hindmost_collector_agent_silence_seconds)"), "{{node}}"),
+            (highest(f"max by (node) ({silent})"), "{{node}}"),
             links=OF_NODE,
         ),
     ]
@@ -423,4 +424,5 @@ def _node(title: str, description: str, unit: str, *queries: Query) -> timeserie
 
 
 def _of_devices(metric: str, matchers: str = "") -> str:
-    return f"sum by (node) ({per_second(f'{metric}{{{matchers}}}' if matchers else metric)})"
+    per_device = per_second(f"{metric}{{{matchers}}}" if matchers else metric)
+    return f"max by (node) (sum by (node, instance) ({per_device}))"  # more than one collector may see a node

@@ -103,6 +103,31 @@ def test_workers_count_with_their_rank(evaluate: Evaluate) -> None:
     evaluate([Case(series, [(found, END, {'{rank="0"}': 4, '{rank="1"}': 1})])])
 
 
+def test_a_node_that_two_collectors_see_counts_once(evaluate: Evaluate) -> None:
+    """Each job that is started on its own has a collector; the silence is that of the job's own agent."""
+    series = {'hindmost_rank_info{job_id="j",rank="0",node="n",instance="c:1"}': f"1x{TICKS}"}
+    for number in (1, 2):
+        of = f'node="n",instance="c:{number}"'
+        series |= {
+            f"hindmost_node_memory_available_bytes{{{of}}}": f"{number + 1}x{TICKS}",
+            f"hindmost_node_memory_total_bytes{{{of}}}": f"4x{TICKS}",
+            f'hindmost_node_pressure_waiting_seconds_total{{{of},resource="io"}}': f"0+{0.6 * INTERVAL_S}x{TICKS}",
+            f"hindmost_collector_agent_silence_seconds{{{of}}}": f"{number}x{TICKS}",
+        }
+        for what in ("disk_read", "disk_written", "network_receive", "network_transmit"):
+            for device in ("a", "b"):
+                name = f'hindmost_node_{what}_bytes_total{{{of},device="{device}"}}'
+                series[name] = f"0+{10 * INTERVAL_S}x{TICKS}"
+    on_n = '{node="n"}'
+    expected = [
+        ("Memory in use", "A", {on_n: 0.5}),
+        ("Pressure", "A", {'{node="n",resource="io"}': 0.6}),
+        ("Since the agent's last message", "A", {on_n: 1}),
+        *((title, ref, {on_n: 20}) for title in ("Disk", "Network") for ref in "AB"),
+    ]
+    evaluate([Case(series, [(target("job", title, ref).filled(job_id="j"), END, of) for title, ref, of in expected])])
+
+
 def test_a_gpu_without_a_job_is_shown(evaluate: Evaluate) -> None:
     """The board has all GPUs; one that is chosen by its job has that job's only."""
     series = {}
