@@ -84,7 +84,5 @@ def printed(source: Collector | RunDirectory, job: str | None, path: str = "") -
     if not report.get("judged"):
         return written
     picture = source.picture(job)
-    if picture.get("lost") and not picture.get("over"):
-        silent = f"no data for {rows.age(picture.get('age_s') or 0.0)}"
-        return f"LOST   {rows.state(picture)}, {silent}: what follows was so before\n{written}"
-    return f"{written}{rows.state(picture)}\n"
+    lost = rows.lost(picture)
+    return f"{lost}\n{written}" if lost else f"{written}{rows.state(picture)}\n"

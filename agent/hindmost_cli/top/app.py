@@ -229,6 +229,8 @@ class Top(App[None]):
         lines: list[tuple[str, str]] = []
         if self._trouble:
             lines += [("bold red", line) for line in textwrap.wrap(self._trouble, width)[:2]]
+        elif {row["node"] for row in rows.rows_of(self._picture, "ranks")} <= {*(self._picture.get("lost") or ())}:
+            lines += [("bold red", line) for line in textwrap.wrap(rows.lost(self._picture), width)]
         if not verdicts:
             lines += [("", line) for line in textwrap.wrap(self._without_verdicts(), width)]
         heads = [(verdict, textwrap.wrap(_head(verdict), width, subsequent_indent=" " * 7)) for verdict in verdicts]

@@ -78,6 +78,13 @@ def state(picture: Mapping[str, Any]) -> str:
     return f"live, verdicts {age(judged_s)} old" if judged_s > _OLD_VERDICTS_S else "live"
 
 
+def lost(picture: Mapping[str, Any]) -> str:
+    """That what follows was so before, where contact with nodes of a job is lost."""
+    if not picture.get("lost") or picture.get("over"):
+        return ""
+    return f"LOST   {state(picture)}, no data for {age(picture.get('age_s') or 0.0)}: what follows was so before"
+
+
 def _ranks(ranks: Sequence[int]) -> str:
     if len(ranks) > 2 and ranks[-1] - ranks[0] == len(ranks) - 1:
         return f"{ranks[0]}-{ranks[-1]}"
