@@ -174,15 +174,18 @@ def recordings_in(path: Path | str) -> list[Path | str]:
 
 
 def several_runs(folder: Path) -> str | None:
-    """That a folder holds run directories, and how to name one; ``None`` where it holds none."""
-    return _several(folder, "runs", [path for path in _inside(folder) if path.is_dir() and is_run(path)])
+    """That a folder holds run directories, and how to name one; ``None`` where it holds none.
+
+    `hindmost run` puts them into a folder of their own."""
+    inside = [*_inside(folder), *_inside(folder / "hindmost-runs")]
+    return _several(folder, "runs", [path for path in inside if path.is_dir() and is_run(path)])
 
 
 def _several(folder: Path, what: str, found: list[Path]) -> str | None:
     if not found:
         return None
     newest = max(found, key=lambda one: one.stat().st_mtime_ns)
-    return f"{folder}: holds {len(found)} {what}, each a recording; name one, such as {newest}"
+    return f"{folder}: holds {what} ({len(found)}), each a recording; name one: `hindmost report {newest}`"
 
 
 def _inside(folder: Path) -> list[Path]:

@@ -69,7 +69,20 @@ def test_a_folder_of_runs_says_which_is_newest(tmp_path: Path, capsys: pytest.Ca
     for name in ("a", "b"):
         write(run, tmp_path / name, "run")
     assert main(["report", str(tmp_path)]) == 2
-    assert f"{tmp_path}: holds 2 runs, each a recording; name one, such as {tmp_path / 'b'}" in capsys.readouterr().err
+    said = f"holds runs (2), each a recording; name one: `hindmost report {tmp_path / 'b'}`"
+    assert f"{tmp_path}: {said}" in capsys.readouterr().err
+
+
+def test_where_hindmost_run_was_typed_the_runs_below_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`hindmost run` writes them into `hindmost-runs`; the logs of the ranks in there are no recording."""
+    newest = tmp_path / "hindmost-runs" / "job"
+    write(simulate(Scenario(4, 20)).run, newest, "run")
+    (newest / "stacks.txt").write_text('Process 7: python\nThread 7 (active): "MainThread"\n    step (train.py:3)\n')
+    assert main(["report", str(tmp_path)]) == 2
+    said = "holds runs (1), each a recording; name one"
+    assert capsys.readouterr().err == f"hindmost report: {tmp_path}: {said}: `hindmost report {newest}`\n"
 
 
 def test_a_folder_of_archives_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -81,7 +94,7 @@ def test_a_folder_of_archives_says_so(tmp_path: Path, capsys: pytest.CaptureFixt
     shutil.rmtree(tmp_path / "traces")
     (tmp_path / "README.md").write_text("# two\n")
     assert main(["report", str(tmp_path)]) == 2
-    assert "holds 2 archives, each a recording; name one, such as" in capsys.readouterr().err
+    assert "holds archives (2), each a recording; name one: `hindmost report " in capsys.readouterr().err
     (tmp_path / "over" / "inside").mkdir(parents=True)
     shutil.copy(tmp_path / "a.tar.gz", tmp_path / "over" / "inside")
     for one in (tmp_path / "a.tar.gz", tmp_path / "over"):  # a folder of one is that one, at whatever depth
