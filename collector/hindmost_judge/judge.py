@@ -365,7 +365,8 @@ def _unclear(run: Run, blocks: Blocks, settings: Settings) -> Verdict | None:
     if run.few_collectives:
         return inconclusive.few_collectives(blocks)
     if blocks.evidence != build_blocks.PHASES:
-        return inconclusive.without_starts(blocks) or inconclusive.hosts_unmarked(blocks, settings)
+        hidden = inconclusive.without_starts(blocks) or inconclusive.hosts_unmarked(blocks, settings)
+        return hidden or inconclusive.late_in_messages(blocks)
     if blocks.pipeline is not None:
         return inconclusive.passed_on(blocks)
     inside = (

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 from hindmost_collector.recordings.tables import select, table
-from hindmost_judge.model import Run, Table
+from hindmost_judge.model import NONBLOCKING, Run, Table
 
 from tests.runs import made, rows_of
 
@@ -14,7 +14,8 @@ from tests.runs import made, rows_of
 class Load:
     """A job to make: ``faults`` are dictionaries with rank and what is added, in ms, and from which step.
 
-    ``scatter`` of one is a standard deviation, ms, by which computing is now longer and now shorter.
+    ``scatter`` of one is a standard deviation, ms, by which computing is now longer and now shorter; ``wire`` is what a
+    message between rank and ``peer`` takes longer. Ranks of a ``halo`` exchange messages before every other all-reduce.
     """
 
     kind: str = "mpi"
@@ -60,10 +61,12 @@ def make(load: Load) -> Run:
     """The run: every step ends in one all-reduce, which no rank leaves before the last has come."""
     own, parts = own_times(load)
     own, parts = own * load.scale, {name: block * load.scale for name, block in parts.items()}
-    duration = own.max(axis=0) - own + load.transfer * load.scale
-    period = own.max(axis=0) + load.transfer * load.scale
+    messages = waits_in_messages(load) * load.scale
+    came = own + messages
+    duration = came.max(axis=0) - came + load.transfer * load.scale
+    period = came.max(axis=0) + load.transfer * load.scale
     begin = np.cumsum(period) - period
-    start = begin + own
+    start = begin + came
     names = np.array(load.names if load.names is not None else range(load.ranks))[:, None]
     who = {"rank": names[:, 0], "node": "node0", "pid": 0}
     call = {"rank": names, "comm": 7, "seq": np.arange(load.steps), "start_ns": start, "duration_ns": duration}
@@ -86,7 +89,31 @@ def make(load: Load) -> Run:
     more = {"intervals": select(reads, reads["duration_ns"] > 0)}
     if load.cpus:
         more["metrics"] = metrics([("hindmost_node_cpus", "{}", 1000, float(load.cpus))])
-    return made(load.ranks, collectives=[calls], who=who, more=more)
+    sent = exchanges(load, begin, messages) if load.kind == "halo" else []
+    return made(load.ranks, collectives=[calls, *sent], who=who, more=more)
+
+
+def waits_in_messages(load: Load) -> np.ndarray[Any, Any]:
+    """[R, S] ms that each rank waits in its messages."""
+    waits = np.zeros((load.ranks, load.steps))
+    for fault in load.faults:
+        for end in (int(fault["rank"]), int(fault["peer"])) if "wire" in fault else ():
+            waits[end, int(fault.get("from", 0)) : int(fault.get("until", load.steps))] = fault["wire"]
+    waits[:, 1::2] = 0.0
+    return waits
+
+
+def exchanges(load: Load, begin: np.ndarray[Any, Any], waits: np.ndarray[Any, Any]) -> list[Table]:
+    """Messages of all ranks with both neighbours in a ring, begun at ``begin`` [S] ms, and the ``waits`` for them."""
+    at, rank = begin[None, ::2], np.arange(load.ranks)[:, None]
+    call = {"rank": rank, "comm": 7, "step": -1, "bytes": 1000, "self_ns": 0.0}
+    found = [
+        rows_of("collectives", op=op, peer=peer, start_ns=at, duration_ns=0.0, flags=NONBLOCKING, **call)
+        for peer in ((rank - 1) % load.ranks, (rank + 1) % load.ranks)
+        for op in ("recv", "send")
+    ]
+    wait = waits[:, ::2]
+    return [*found, rows_of("collectives", op="wait", peer=-1, start_ns=at, duration_ns=wait, **call)]
 
 
 def metrics(samples: list[tuple[str, str, int, float]]) -> Table:

@@ -2,8 +2,9 @@
 
 A scenario is a title line ``# …`` and lines of words:
 
-    load KIND [name=value …]      make a job; KIND is mpi or torch
+    load KIND [name=value …]      make a job; KIND is mpi, halo (MPI, with messages to neighbours) or torch
     fault rank=N WHAT=+MS […]     WHAT is compute, runqueue, input or blocked; from=, until=, every= are steps
+    fault rank=N peer=N wire=+MS […]          messages between two neighbours of a halo take longer
     simulate LAYOUT [name=value …]            or simulate one, with the names of ``simulate.Scenario``
     fault CAUSE ranks=N[,N] [name=value …]    and those of ``simulate.Fault``: size, onset, end, duty
     hang missing=N[,N] [op=NAME] [other=NAME] [waited=SECONDS]

@@ -19,11 +19,14 @@ from hindmost_judge.causes import cpu_wait
 from hindmost_judge.detect import Case, register
 from hindmost_judge.detect.nested_segments import is_persistent, main_segment, only_inside, segment_edges, together
 from hindmost_judge.settings import Settings
-from hindmost_judge.stats.robust import median, peers_median, standard_error, sums_by_step
+from hindmost_judge.stats.robust import average, median, or_zero, peers_median, standard_error, sums_by_step
+from hindmost_judge.timeline.exchanges import neighbours
 from hindmost_judge.timeline.matching import shortest
 from hindmost_judge.types import Floats, Ints
+from hindmost_judge.verdict import wording
 from hindmost_judge.verdict.schema import Verdict
 from hindmost_judge.verdict.slow_ranks import of_links
+from hindmost_judge.verdict.whole_job import costing
 from hindmost_judge.whatif import pipeline_replay
 from hindmost_judge.whatif.savings import others_grew
 
@@ -33,8 +36,8 @@ _NETWORK_Z = 3.0
 
 @register()
 def verdicts(case: Case) -> list[Verdict]:
-    """The verdict on a group whose transfers are slow although no member is late."""
-    return of_links(find(case.blocks, case.settings), case.blocks, case.settings)
+    """The verdict on a group whose transfers are slow although no member is late, or on two ranks' messages."""
+    return of_links(find(case.blocks, case.settings), case.blocks, case.settings) or of_pair(case)
 
 
 def find(blocks: Blocks, settings: Settings) -> SlowLink | None:
@@ -183,3 +186,37 @@ def others(first: int, stop: int, count: int, settings: Settings) -> Ints:
     """
     before = np.arange(first)
     return before if first >= settings.min_steps else np.append(before, np.arange(stop, count))
+
+
+#: Steps seen as one: not each has messages. Of all that two ranks wait in theirs, this is beyond what any other does.
+_SEEN_AS_ONE, _BEYOND = 4, 0.5
+
+
+def of_pair(case: Case) -> list[Verdict]:
+    """The verdict on two ranks whose messages with each other take longer than waits for any rank's work.
+
+    No work explains when these two come to collectives, nor does another message: no other rank comes as late."""
+    blocks, grid, ranks = case.blocks, case.blocks.joined, case.blocks.ranks
+    if grid is None or blocks.pipeline is not None or not grid.peer_wait.any() or len(ranks) < 3:
+        return []
+    own, taken, settings = or_zero(grid.self_time), np.arange(0, len(blocks.steps), _SEEN_AS_ONE), case.settings
+    late = sums_by_step(np.maximum(own + grid.peer_wait - own.max(axis=0), 0.0), blocks.starts)
+    *_, second, latest = np.argsort(late.sum(axis=1)).tolist()
+    partners, pair = neighbours(case.run, ranks), sorted((second, latest))
+    if second not in partners[latest] or latest not in partners[second] or case.named & set(ranks[pair].tolist()):
+        return []
+    each = late[pair].min(axis=0)
+    more = each - np.delete(late, pair, axis=0).max(axis=0)
+    typical = sums_by_step(more[None], taken)[0] / np.diff(np.append(taken, len(more)))
+    smallest = settings.effect(len(ranks)) * average(blocks.period)
+    first, stop = main_segment(typical, smallest, settings)
+    if not is_persistent(typical[first:stop], smallest, settings):
+        return []
+    inside = np.flatnonzero(more >= float(median(typical[first:stop])) / 2)
+    begin = int(inside[inside >= taken[first - 1]][0]) if first else 0
+    end = len(more) if stop == len(taken) else int(inside[inside < taken[stop] + _SEEN_AS_ONE][-1]) + 1
+    cost, waits = average(more[begin:end]), sums_by_step(grid.peer_wait, blocks.starts)[:, begin:end].mean(axis=1)
+    if cost < _BEYOND * average(each[begin:end]):
+        return []
+    known = wording.pair(ranks[pair].tolist(), float(waits[pair].min()), float(median(np.delete(waits, pair))), cost)
+    return [costing(blocks, begin, end, cost, kind="slow_link", cause="network", confidence=0.9, **known)]

@@ -23,7 +23,7 @@ from hindmost_judge.encoding import codes
 from hindmost_judge.job_command import script, split
 from hindmost_judge.model import AMOUNTS, ERROR, NONBLOCKING, PHASES, Job, Run, rows
 from hindmost_judge.settings import Settings
-from hindmost_judge.stats.robust import median, or_zero
+from hindmost_judge.stats.robust import average, mean, median, or_zero
 from hindmost_judge.timeline import build_blocks, matching, phases
 from hindmost_judge.timeline.collective_calls import is_synchronising
 from hindmost_judge.types import Array
@@ -64,6 +64,9 @@ def passed_on(blocks: Blocks) -> Verdict:
     )
 
 
+#: A wait that work does not explain matters from this share of a step on; ranks that cause this share of what the most
+#: costly one does cause it together.
+_WAITED, _AS_MUCH = 0.05, 0.5
 #: If less than this share of the steps is in any phase, of any rank, no rank is cleared: its work may be elsewhere.
 #: Phases that a probe marks are 0.9 and more of a step; in a log without the forward they were 0.7.
 _SEEN = 0.75
@@ -135,6 +138,21 @@ def without_starts(blocks: Blocks) -> Verdict | None:
     return insufficient(
         "ranks meet in several groups, and only durations are recorded: a wait in one can cause a delay in the next",
         advice="record starts, too: `hindmost run -- COMMAND`, or NCCL Inspector with NCCL_INSPECTOR_DUMP_VERBOSE=1",
+    )
+
+
+def late_in_messages(blocks: Blocks) -> Verdict | None:
+    """Ranks that others wait for by more than differences in work explain, after messages; ``None``: no such wait."""
+    if blocks.joined is None or blocks.pipeline is not None or not blocks.joined.peer_wait.any():
+        return None
+    waits, explained = average(blocks.wait), savings.imbalance_cost(blocks)
+    if waits - explained < _WAITED * blocks.step_ns:
+        return None
+    caused = or_zero(mean(blocks.caused))
+    last = names(blocks.ranks[caused >= _AS_MUCH * caused.max()].tolist())
+    return insufficient(
+        f"ranks wait {ms(waits)} per step, mostly for {last} after messages; different work explains {ms(explained)}",
+        advice=f"compare the messages and links of {last} with others'; while it runs, see where they are: {attach()}",
     )
 
 

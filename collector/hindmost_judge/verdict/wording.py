@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -454,6 +455,13 @@ def link(ranks: Sequence[int], found: SlowLink) -> list[str]:
     return lines
 
 
+def pair(ranks: list[int], waits: float, others: float, late: float) -> dict[str, Any]:
+    """What is known of two ranks that share a slow link."""
+    wait = f"{names(ranks)} wait {ms(waits)} per step in messages, other ranks {ms(others)}"
+    lines = wait, f"they come to collectives together, {ms(late)} later than any rank's work takes"
+    return {"ranks": tuple(ranks), "explained": 1.0, "shown_ms": 0.0, "evidence": lines}
+
+
 def network(found: SlowNetwork, *, late: bool = False) -> list[str]:
     """Evidence for transfers that became slow everywhere."""
     when = "afterwards" if found.early else "before"
@@ -482,6 +490,8 @@ _SHOWN = 0.0005
 _AS_OFTEN = 0.95
 #: Share of all waiting that one rank must have caused for the report to name it there.
 _MOSTLY = 0.5
+#: Ranks are last in turn if none is waited for this many times as long as the mean one.
+_UNEVEN = 2.0
 #: The steps in which others wait are counted where this share of the wait is in this share of the steps.
 _MOST_OF_IT, _RARELY = 0.9, 0.1
 #: Share of the collectives that such a rank enters last where no scheduler makes it late.
@@ -588,10 +598,16 @@ def _last_on_shared_cpus(blocks: Blocks, last: str, *, queued: bool) -> tuple[st
 
 
 def last_in_turn(blocks: Blocks) -> str:
-    """Whether ranks take turns in being last."""
-    row = waited_for_most(blocks)
+    """Whether ranks take turns in being last; else which is waited for most."""
+    row, caused = waited_for_most(blocks), or_zero(blocks.caused).sum(axis=1)
     if row is None:
-        return "a different rank each time"
+        most = float(caused.max() / max(caused.sum(), 1.0))
+        uneven = most * len(caused) >= _UNEVEN
+        return (
+            f"{percent(most)} of it for rank {blocks.ranks[caused.argmax()]}"
+            if uneven
+            else "a different rank each time"
+        )
     caused = np.sort(or_zero(blocks.caused[row]))[::-1]
     steps = int(np.searchsorted(np.cumsum(caused), _MOST_OF_IT * caused.sum())) + 1
     rarely = f", in {steps} of {len(caused)} steps" if steps <= max(_RARELY * len(caused), 1) else ""
