@@ -74,9 +74,10 @@ _SETTINGS, _TRIED = 2, 0.05
 
 
 def settings(report: Mapping[str, Any]) -> list[str]:
-    """The settings that are worth trying and that no verdict advises, each with what was found."""
+    """The settings that are worth trying, of ranks that no verdict is on, each with what was found."""
     advice = (report.get("sections") or {}).get("advice") or {}
-    tried = [one for one in advice.get("settings", ()) if (one["share"] or 0.0) >= _TRIED]
+    named = {",".join(map(str, verdict["ranks"])) for verdict in report["verdicts"]} - {""}
+    tried = [one for one in advice.get("settings", ()) if (one["share"] or 0.0) >= _TRIED and one["ranks"] not in named]
     return [f"{one['set']} ({one['found']})" for one in tried if not says(report, one["set"])][:_SETTINGS]
 
 

@@ -60,9 +60,14 @@ class Loading:
         return shares(self.waited, activity)
 
     def cause(self, row: int) -> tuple[str, float]:
-        """What explains most of a rank's wait, and its share; ``input`` where nothing does."""
+        """What explains most of a rank's wait, and its share; ``input`` where nothing does.
+
+        Queueing for CPUs that peers suffer alike comes with the rank's own work.
+        """
         name = max(self.shares, key=lambda one: float(self.shares[one][row]))
         share = float(self.shares[name][row])
+        if name == "cpu_contention" and len(self.waited) > 1:
+            share -= float(median(np.delete(self.shares[name], row)))
         return (name, share) if name != "input" and share >= _MOST else ("input", 1.0)
 
     def evidence(self, blocks: Blocks, row: int) -> list[str]:

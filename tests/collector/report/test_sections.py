@@ -269,7 +269,9 @@ def test_a_domain_is_not_divided_for_a_rank_that_waits_for_a_cpu() -> None:
     found = judged("straggler")[1].to_dict()
     (late,) = found["verdicts"]
     waits = found | {"verdicts": [late | {"cause": "cpu_contention"}]}
-    assert sections.added(waits, {"advice": {"settings": [DOMAIN]}})["verdicts"] == waits["verdicts"]
+    report = sections.added(waits, {"advice": {"settings": [DOMAIN]}})
+    assert report["verdicts"] == waits["verdicts"]
+    assert DOMAIN["set"] not in text.render(report, width=200)
 
 
 def test_a_setting_has_the_columns_of_its_table_with_the_ranks_that_it_is_about() -> None:

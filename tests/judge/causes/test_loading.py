@@ -156,3 +156,13 @@ def test_phases_of_gpus_that_wait_for_others_hide_no_input() -> None:
     waits = np.array([0.0, 0.5, 0.5, 0.5])[:, None] * of_step
     phases = {"gpu_forward": 0.4 * of_step + waits, "gpu_backward": 0.0 * waits, "gpu_optimizer": 0.0 * waits}
     assert input_share(0.6 * of_step, replace(built, wait=waits, parts=phases)) == pytest.approx(0.6, rel=0.1)
+
+
+@pytest.mark.parametrize(("queued_by_peers", "cause"), [(0.0, "cpu_contention"), (0.6, "input")])
+def test_queueing_that_peers_suffer_alike_comes_with_what_is_read(queued_by_peers: float, cause: str) -> None:
+    """Where no core is free, who reads more queues longer for it."""
+    made = sampled(late(), workers=2, rank=1, cpu=0.2, queued=0.6)
+    peers = made.metrics["name"] == "hindmost_process_children_runqueue_seconds_total"
+    peers &= np.array(['"rank": "0"' in label for label in made.metrics["labels"].tolist()])
+    values = np.where(peers, queued_by_peers * made.metrics["time_ns"] / 1e9, made.metrics["value"])
+    assert only_verdict(replace(made, metrics=made.metrics | {"value": values})).cause == cause
