@@ -365,21 +365,22 @@ def _cost(one: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _waited(one: Mapping[str, Any]) -> str:
-    """``7 ranks x 5.2 min = 36.4 min of waiting, since Nov 29 02:14``: what a stop costs, as far as it is known."""
+    """``7 ranks waited 36.4 min in all, since Nov 29 02:14``: what a stop costs, as far as it is known."""
     deadlocked = one["ranks"] if one.get("cause") == "deadlock" else ()
     seconds, ranks = one.get("waited_s"), {*(one.get("victims") or ()), *deadlocked}
     if not seconds or not ranks:
         return ""
     since = f", since {clock(one['since_time_s'])}" if one.get("since_time_s") else ""
-    whole = f"{lasting(len(ranks) * seconds)} of waiting{since}"
-    return f"{columns.count(len(ranks), 'rank')} x {lasting(seconds)} = {whole}"
+    return f"{columns.count(len(ranks), 'rank')} waited {lasting(seconds)}{' in all' if len(ranks) > 1 else ''}{since}"
 
 
 def lasting(seconds: float) -> str:
-    """``12.3 s``, ``5.2 min``, ``3.1 h``."""
+    """``12.3 s``, ``5.2 min``, ``3.1 h``, ``34.7 days``."""
     if seconds < 120:
         return f"{seconds:.1f} s"
-    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+    if seconds < 7200:
+        return f"{seconds / 60:.1f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 48 * 3600 else f"{seconds / 86400:.1f} days"
 
 
 def render_json(report: Mapping[str, Any]) -> str:

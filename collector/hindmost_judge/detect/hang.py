@@ -11,7 +11,7 @@ without a hang.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -60,12 +60,12 @@ class Hang:
     comm: int
     seq: int
     op: str
-    waited_ns: int  # -1: unknown
+    waited_ns: int  # the longest wait for the culprits, of a deadlock the shortest; -1: unknown
     doing: dict[int, str]
     seen: bool = True  # false: what was open was not seen, only that nothing moved any more
     #: Members whose open operations are unknown: the culprits themselves or, where there are none, suspects.
     unproven: tuple[int, ...] = ()
-    #: When the last of those that wait for the culprits began to, ns.
+    #: When that wait began, ns.
     entered_ns: int = 0
     waits: tuple[Wait, ...] = ()
     deadlock: bool = False
@@ -130,6 +130,18 @@ def steps_done(steps: Table, collectives: Table, rank: int) -> int:
     in_each = np.histogram(enqueued, begun)[0] if len(begun) > 1 else np.zeros(1)
     usual = int(np.median(in_each))
     return last + (int((enqueued > ended).sum()) // usual if usual else 0)
+
+
+def waits_of(run: Run, ranks: Sequence[int]) -> tuple[int, int]:
+    """For how many ns these ranks have waited, summed, -1 where one is unknown; when the first began to, 0: unknown."""
+    table, waited = run.in_flight, np.array(_waited(run), np.int64)
+    longest = dict.fromkeys(ranks, UNMEASURED)
+    waiting = np.flatnonzero(np.isin(table["kind"], [*_COLLECTIVE]) & np.isin(table["rank"], ranks))
+    for i in waiting.tolist():
+        longest[int(table["rank"][i])] = max(longest[int(table["rank"][i])], int(waited[i]))
+    known = bool(longest) and UNMEASURED not in longest.values()
+    first = int(table["start_ns"][waiting].min()) if len(waiting) else 0
+    return sum(longest.values()) if known else UNMEASURED, first
 
 
 def _of_no_age(run: Run, waiting: dict[int, list[Wait]]) -> Hang | None:
@@ -212,7 +224,7 @@ def _stop(kind: str, ranks: list[int], victims: Iterable[int], waits: list[Wait]
         op=waits[0].op,
         waited_ns=max(wait.waited for wait in waits),
         doing=doing,
-        entered_ns=max(wait.start for wait in waits),
+        entered_ns=min(wait.start for wait in waits),
     )
 
 

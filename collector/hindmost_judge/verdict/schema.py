@@ -51,9 +51,9 @@ class Verdict:
     victims: tuple[int, ...] = ()
     cause: str | None = None
     since_step: int | None = None
-    since_time_s: float | None = None  # Unix time at which that step began; None: unknown, or the job's first step
+    since_time_s: float | None = None  # Unix time at which that step, or the first rank's wait, began; None: unknown
     until_step: int | None = None  # None: it still held when the recording ended
-    waited_s: float | None = None  # of a job that stopped: for how long ranks have waited, or did
+    waited_s: float | None = None  # of a job that stopped: the sum over victims, of a deadlock over its ranks, too
     cost_ms_per_step: float | None = None
     cost_ratio: float | None = None
     given: tuple[int, ...] = ()  # ranks of verdicts before, once which are repaired the cost is saved

@@ -43,17 +43,27 @@ def _of_hang(stop: Hang, run: Run, blocks: Blocks | None) -> Verdict:
         ranks = tuple(sorted(seconds))
         stop = replace(stop, ranks=ranks, victims=tuple(rank for rank in stop.victims if rank not in seconds))
     cause = "stopped" if stop.ranks and seconds.keys() >= set(stop.ranks) else "unknown"
-    return Verdict(
+    verdict = Verdict(
         kind=stop.kind,
         ranks=stop.ranks,
         victims=stop.victims,
         cause="deadlock" if stop.deadlock else cause,
         since_step=since_step(stop, run, blocks),
-        since_time_s=stop.entered_ns / 1e9 if stop.entered_ns and run.job.started_ns else None,
-        waited_s=stop.waited_ns / 1e9 if stop.waited_ns >= 0 else None,
         confidence=stop.confidence,
         evidence=tuple(_hang_evidence(stop, run)),
         advice=tuple(_hang_advice(stop, run)),
+    )
+    return _with_waits(verdict, run)
+
+
+def _with_waits(verdict: Verdict, run: Run) -> Verdict:
+    """The verdict with when its waiting ranks began to wait, and for how long in all."""
+    deadlocked = verdict.ranks if verdict.cause == "deadlock" else ()
+    waited_ns, first_ns = hang.waits_of(run, (*verdict.victims, *deadlocked))
+    return replace(
+        verdict,
+        since_time_s=first_ns / 1e9 if first_ns and run.job.started_ns else None,
+        waited_s=waited_ns / 1e9 if waited_ns >= 0 else None,
     )
 
 
@@ -65,13 +75,9 @@ def of_parted(stop: Hang, found: Mismatch | None, run: Run, blocks: Blocks | Non
     (parted,) = of_mismatch(found, run)
     ran, _ = parted.evidence
     victims = tuple(sorted({*found.ranks, *found.others} - {*found.named}))
-    return replace(
-        parted,
-        victims=victims,
-        waited_s=verdict.waited_s,
-        confidence=verdict.confidence,
-        evidence=(ran, *verdict.evidence[:1]),
-    )
+    evidence = (ran, *verdict.evidence[:1])
+    parted = replace(parted, victims=victims, confidence=verdict.confidence, evidence=evidence)
+    return _with_waits(parted, run)
 
 
 def of_mismatch(found: Mismatch | None, run: Run) -> list[Verdict]:

@@ -1,6 +1,6 @@
 """Jobs that stop: who is named when only one rank finished, when the job was killed, or when it saves."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -218,17 +218,46 @@ def test_a_wait_is_as_long_as_the_job_let_it_be(over: dict[str, Any], end: str) 
     assert verdict.advice[0].startswith("see what rank 3 on node0 waited for at train.py:49, in load()")
 
 
+def waiting(*waits: float) -> Verdict:
+    """The verdict on four ranks of which rank 1 stays away, and the others wait for so many seconds from 1000 s on."""
+    run = hang(FOUR, [1])
+    table = run.in_flight
+    lasted = (np.array(waits) * SECOND).astype(np.int64)
+    end = int(table["start_ns"].max() + lasted.max())
+    run = replace(run, in_flight={**table, "start_ns": end - lasted, "observed_ns": np.full(3, end)})
+    return first(replace(run, job=replace(run.job, started_ns=1)))
+
+
+def test_a_hang_costs_what_each_rank_has_waited() -> None:
+    """Ranks come one after another: each waits from its own arrival on."""
+    assert waiting(1800.0, 60.0, 60.0).waited_s == 1920.0
+
+
+def test_a_hang_begins_when_the_first_rank_waits() -> None:
+    """The others came 29 min later."""
+    assert waiting(1800.0, 60.0, 60.0).since_time_s == 1000.0
+
+
+def test_a_wait_that_one_rank_did_not_record_leaves_the_cost_unknown() -> None:
+    """What is missing is no zero."""
+    run = hang(FOUR, [1])
+    seen = run.in_flight["observed_ns"].copy()
+    seen[0] = -1
+    assert first(replace(run, in_flight={**run.in_flight, "observed_ns": seen})).waited_s is None
+
+
 @pytest.mark.parametrize(
-    ("waited", "cost"), [(30.0, "3 ranks x 30.0 s = 90.0 s of waiting"), (7200.0, "3 ranks x 2.0 h = 6.0 h of waiting")]
+    ("each", "cost"),
+    [
+        (30.0, "3 ranks waited 90.0 s in all"),
+        (640.0, "3 ranks waited 32.0 min in all"),
+        (7200.0, "3 ranks waited 6.0 h in all"),
+        (1e6, "3 ranks waited 34.7 days in all"),
+    ],
 )
-def test_a_hang_has_its_begin_and_its_cost(waited: float, cost: str) -> None:
-    """Since when, by the clock, and how long all that wait have waited."""
-    run = hang(FOUR, [1], waited=waited)
-    run = replace(run, job=replace(run.job, started_ns=1))
-    report = judge(run).to_dict()
-    shown = of_verdict(report["verdicts"][0])
-    assert report["verdicts"][0]["since_time_s"] == 1000.0
-    assert shown.cost == f"{cost}, since {clock(1000.0)}"
+def test_cost_of_a_hang_is_the_sum_of_its_waits(each: float, cost: str) -> None:
+    """In units that can be read, with the clock time at which it began."""
+    assert of_verdict(asdict(waiting(each, each, each))).cost == f"{cost}, since {clock(1000.0)}"
 
 
 def test_a_running_job_s_report_has_the_line_and_suggests_attach() -> None:

@@ -65,18 +65,30 @@ def stopped(run: Run) -> Run:
     return replace(run, in_flight={name: held[name] for name in run.in_flight})
 
 
-def test_of_two_ranks_that_parted_and_stopped_neither_is_named_but_what_each_ran_is() -> None:
-    """All-reduces after an extra broadcast pair up until none are left: the stop's reason is where they parted."""
+def two_parted() -> Run:
+    """Two ranks that stopped after rank 1 ran an extra broadcast."""
     run = differing([1], 40)
     two = np.isin(run.collectives["rank"], (0, 1))
     ranks = {name: column[:2] for name, column in run.ranks.items()}
     steps = {name: column[np.isin(run.steps["rank"], (0, 1))] for name, column in run.steps.items()}
     collectives = {name: column[two] for name, column in run.collectives.items()}
-    job = replace(run.job, world_size=2)
-    verdict = judge(stopped(replace(run, job=job, ranks=ranks, steps=steps, collectives=collectives))).verdicts[0]
+    job = replace(run.job, world_size=2, started_ns=1)
+    return stopped(replace(run, job=job, ranks=ranks, steps=steps, collectives=collectives))
+
+
+def test_of_two_ranks_that_parted_and_stopped_neither_is_named_but_what_each_ran_is() -> None:
+    """All-reduces after an extra broadcast pair up until none are left: the stop's reason is where they parted."""
+    verdict = judge(two_parted()).verdicts[0]
     assert (verdict.kind, verdict.ranks, verdict.victims) == ("desync", (), (0, 1))
     assert any("rank 1 ran broadcast as operation 40, rank 0 all_reduce" in line for line in verdict.evidence)
     assert any("20" in line and "waited" in line for line in verdict.evidence)
+
+
+def test_ranks_that_parted_have_waited_since_both_stopped() -> None:
+    """Both wait for 20 s, from the same time on."""
+    run = two_parted()
+    verdict = judge(run).verdicts[0]
+    assert (verdict.waited_s, verdict.since_time_s) == (40.0, run.in_flight["start_ns"][0] / 1e9)
 
 
 def test_of_four_ranks_that_stopped_the_one_that_parted_is_named() -> None:
