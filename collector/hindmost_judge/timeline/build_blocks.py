@@ -125,8 +125,9 @@ def _from_collectives(run: Run, joined: Grid, table: Table) -> Blocks | None:
     if run.job.skipped_ns is not None:  # what lies between two periods of an excerpt is no step
         period = np.where(period < _NEARLY * run.job.skipped_ns, period, np.nan)
     waits = np.maximum(joined.duration - matching.shortest(joined), 0.0)[:: max(len(joined.ranks) // SAMPLE, 1)]
-    alone = period - median(sums_by_step(waits, starts), axis=0)
-    first = min(steps.warmup(period), steps.warmup(alone))  # a stall is no warm-up
+    waited = sums_by_step(waits, starts)
+    alone = period - (waited.max(axis=0) if len(waited) == 2 else median(waited, axis=0))  # of two ranks only one waits
+    first = min(steps.warmup(period), steps.warmup(alone))  # a stall is no warm-up, nor are steps that wait for a rank
     if len(found) - first < 1:
         return None
     cut = starts[first]
