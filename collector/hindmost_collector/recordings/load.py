@@ -144,7 +144,7 @@ def _nothing_understood(path: Path, unrecognised: list[Sample]) -> str:
         return f"{path}: an empty folder; give a run directory (hindmost-runs/JOB), or a folder of traces"
     if not unrecognised:
         return f"{path}: no file in it that could be read; hindmost reads {understood}"
-    if all(head.size == 0 for head in unrecognised) or path.is_file():
+    if all(head.size == 0 for head in unrecognised) or [head.path for head in unrecognised] == [path]:
         are = "not a recording" if any(head.size for head in unrecognised) else "empty"
         return f"{path}: {are}; give a run directory (hindmost-runs/JOB) or traces; `hindmost run` makes one"
     # What is in them is not quoted: it may be a password.
