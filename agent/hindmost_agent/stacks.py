@@ -44,20 +44,27 @@ def dump(pid: int, timeout_s: float = 15.0) -> str:
 #: How many stacks of a running process are taken, and the pause after each, s: pauses differ, so that stacks are not
 #: all of one place in the step.
 STACKS, PAUSE_S = 16, (0.1, 0.4)
+#: So many failures in a row end the series: one is no more than a process that moved while it was read.
+_FAILURES = 3
 
 
 async def of_running(
     pid: int, read: Callable[[int], str] = dump, pause_s: tuple[float, float] = PAUSE_S
 ) -> list[tuple[str, int]]:
-    """Several stacks of a process that goes on, each with its monotonic time, ns; the first that fails is the last."""
-    taken = []
+    """Several stacks of a process that goes on, each with its monotonic time, ns; where none can be read, why not."""
+    taken: list[tuple[str, int]] = []
+    failed: list[tuple[str, int]] = []
     for _ in range(STACKS):
-        stack = await asyncio.to_thread(read, pid)
-        if stack.startswith(UNREAD):
-            break
-        taken.append((stack, time.monotonic_ns()))
+        stack = await asyncio.to_thread(lambda: (read(pid), time.monotonic_ns()))
+        if not stack[0].startswith(UNREAD):
+            taken.append(stack)
+            failed.clear()
+        else:
+            failed.append(stack)
+            if len(failed) == _FAILURES:
+                break
         await asyncio.sleep(random.uniform(*pause_s))  # noqa: S311 - no secret
-    return taken
+    return taken or failed[-1:]
 
 
 def reason(stderr: str) -> str:

@@ -70,7 +70,8 @@ def finish(rows: JobRows) -> Chunk:
         "stacks": rows.stacks,
     }
     plain = {table: from_rows(table, found) for table, found in lists.items() if found}
-    return Chunk(coded, plain, rows.metrics, rows.attachments, rows.heard, rows.in_order, rows.metric_bytes)
+    files = [(path, b"".join(parts)) for path, parts in rows.attachments.items()]
+    return Chunk(coded, plain, rows.metrics, files, rows.heard, rows.in_order, rows.metric_bytes)
 
 
 def _on_job_clock(table: Table, columns: Mapping[str, Any]) -> Table:

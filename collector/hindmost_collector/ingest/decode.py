@@ -390,7 +390,10 @@ class Decoder:
             time_ns = bounded(attachment.time_ns + clock.offset(attachment.time_ns))
             rows.stacks.append((rank.rank, time_ns, attachment.content[:STACK_LIMIT].decode("utf-8", "replace")))
         path = f"stacks/{rank.rank}.txt" if name == "stack.txt" else f"stacks/{rank.rank}-{name}"
-        rows.attachments.append((path, attachment.content))
+        parts = rows.attachments.setdefault(path, [])
+        if name != "stack.txt":  # of stacks that come together all are kept
+            parts.clear()
+        parts.append(attachment.content)
 
 
 def _phases(block: Any, count: int) -> tuple[dict[str, bytes], list[Any]]:

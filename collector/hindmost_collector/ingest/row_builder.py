@@ -362,4 +362,4 @@ class JobRows:
     heard: dict[str, int] = field(default_factory=dict)  # node to the job time of its newest sample
     in_order: bool = True  # no sample is older than what its node sent before
     stacks: list[tuple[int, int, str]] = field(default_factory=list)
-    attachments: list[tuple[str, bytes]] = field(default_factory=list)
+    attachments: dict[str, list[bytes]] = field(default_factory=dict)  # by file, in parts

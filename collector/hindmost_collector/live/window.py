@@ -10,11 +10,10 @@ which takes a part of that.
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
-from itertools import chain
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -54,8 +53,8 @@ _STEPS = 16
 #: Least rows of the fullest table for an incremental evaluation that may take 20 to 100 ms, and for one that may not.
 INCREMENTAL_ROWS, LEAST_INCREMENTAL_ROWS = 50_000, 1_000
 
-#: Stacks of a rank that are kept, the newest ones: so many show where a rank is off the CPU.
-_STACKS = 16
+#: Characters of the stacks that a window may hold: several of each of thousands of ranks.
+_STACK_CHARACTERS = 32 << 20
 #: With this many times the rows, this many steps are enough, if nearly all ranks reported enough for a judgement:
 #: evaluations of thousands of ranks must be as frequent.
 _MANY, _FEWEST = 2, 13
@@ -315,7 +314,8 @@ class Window:
         self._in_flight: dict[int, list[tuple[Any, ...]]] = {}
         self._states = LastRows("rank_states", ("rank",))
         self.answered = False  # stacks came since this was set
-        self._stacks: dict[int, deque[tuple[Any, ...]]] = defaultdict(lambda: deque(maxlen=_STACKS))
+        self._stacks: deque[tuple[Any, ...]] = deque()  # in the order in which they came
+        self._stack_characters = 0
         self._heard: dict[str, int] = {}
         self._node_of: tuple[Table, dict[int, str], int] = {}, {}, 0
         self.newest_ns = 0  # when what was begun last, of all that has ended, began
@@ -384,8 +384,13 @@ class Window:
         while len(self._heard) > MOST_NODES:  # those of which nothing was heard for longest
             del self._heard[next(iter(self._heard))]
         for row in _tuples(chunk.plain.get("stacks"), STACKS):
-            self._stacks[row[0]].append(row)
+            self._stacks.append(row)
+            self._stack_characters += len(row[2])
             self.answered = True
+        while self._stacks and (
+            self._stack_characters > _STACK_CHARACTERS or self._stacks[0][1] < self.newest_ns - self._span
+        ):
+            self._stack_characters -= len(self._stacks.popleft()[2])
         self._states.add(chunk.plain.get("rank_states"))
         states = {row[0]: row for row in _tuples(chunk.plain.get("rank_states"), RANK_STATES)}
         nodes = self._nodes() if states else {}
@@ -425,12 +430,11 @@ class Window:
 
     def stacked(self, since_ns: int) -> set[int]:
         """Ranks whose stack was taken after that."""
-        return {rank for rank, found in self._stacks.items() if found[-1][1] > since_ns}
+        return {rank for rank, time_ns, _ in self._stacks if time_ns > since_ns}
 
     def stack(self, rank: int) -> str | None:
         """The last stack that was taken of a rank."""
-        found = self._stacks.get(rank)
-        return str(found[-1][2]) if found else None
+        return next((str(text) for of, _, text in reversed(self._stacks) if of == rank), None)
 
     def nodes_of(self) -> dict[int, str]:
         """The node of each rank."""
@@ -547,7 +551,7 @@ class Window:
             ticks = ticks[ticks_to_skip([tick.size for tick in ticks]) :]
         pieces = {name: [one.table for one in found] for name, found in parts.items()}
         communicators, states = self._communicators.table(), self._states.table()
-        small = {"in_flight": self._still_in_flight(), "stacks": list(chain.from_iterable(self._stacks.values()))}
+        small = {"in_flight": self._still_in_flight(), "stacks": list(self._stacks)}
         facts, cpus_only = (
             self._facts(job, ranks),
             newest and not may_share_cpus(ranks),

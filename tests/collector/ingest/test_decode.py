@@ -47,17 +47,26 @@ class Decoding:
 def test_one_long_stack_makes_no_others_long():
     """Of 400 short stacks and one of a MiB no more than the message is held, in the tick, the window and when read."""
     decoding, batch = Decoding(), wire.Batch(sequence=1)
-    for content in (b"x" * (1 << 20), *[b"y"] * 400):
+    for content in (*[b"y"] * 400, b"x" * (1 << 20)):
         batch.attachments.add(rank=7, name="stack.txt", time_ns=1, content=content)
     chunk = decoding.chunk(batch)
     assert batch.ByteSize() < chunk.bytes < 2 * batch.ByteSize()
     job = LiveJob("j", 0)
     job.add(chunk, decoding.decoder.words, decoding.definitions, 1)
-    assert set(job.snapshot(decoding.decoder.words)().stacks["text"].tolist()) == {"y"}
+    assert job.snapshot(decoding.decoder.words)().stacks["text"].nbytes < 401 * 16
     [stored] = arrow_tables({"j": [chunk]}, decoding.decoder.words, decoding.definitions)["j", "stacks"]
     read = to_numpy("stacks", stored)["text"]
     assert sorted(map(len, read)) == [*[1] * 400, STACK_LIMIT]
     assert read.nbytes < 401 * 16
+
+
+def test_of_stacks_that_come_together_all_are_in_the_file():
+    """A report counts them. Events that were asked for twice are there once."""
+    decoding, batch = Decoding(), wire.Batch(sequence=1)
+    events = ("trace-1-2.json", b"{}")
+    for name, content in (("stack.txt", b"a"), events, ("stack.txt", b"b"), events):
+        batch.attachments.add(rank=7, name=name, time_ns=1, content=content)
+    assert dict(decoding.chunk(batch).attachments) == {"stacks/0.txt": b"ab", "stacks/0-trace-1-2.json": b"{}"}
 
 
 def test_names_are_cut():

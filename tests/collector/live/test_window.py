@@ -174,6 +174,22 @@ def test_nodes_of_which_nothing_is_heard_are_forgotten(monkeypatch: pytest.Monke
     assert set(vars(held)["_heard"]) == {"stays", *(f"node-{at}" for at in range(RESTARTS - 9, RESTARTS))}
 
 
+def stacks_after(came: list[tuple[int, int, str]]) -> list[tuple[int, str]]:
+    """Which ranks' stacks a window holds after these came, and the first letter of each."""
+    held = window.Window()
+    for one in came:
+        held.add(Chunk({}, {"stacks": from_rows("stacks", [one])}, [], []), Definitions())
+    table = held.snapshot("j", Words())().stacks
+    return [(rank, text[0]) for rank, text in zip(table["rank"].tolist(), table["text"].tolist(), strict=True)]
+
+
+def test_stacks_of_all_ranks_together_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of however many ranks, also of those that are gone: those that came first go."""
+    monkeypatch.setattr("hindmost_collector.live.window._STACK_CHARACTERS", 20)
+    came = [(rank, rank, "abcde"[rank] * 8) for rank in range(5)]
+    assert stacks_after(came) == [(3, "d"), (4, "e")]
+
+
 def chunk(words, steps):
     """Two ranks, ``steps`` times two all-reduces of 1 ms after 4 ms and 5 ms of self time, half of it on the CPU."""
     rows = [(rank, 2 * step + call) for rank in range(2) for step in range(steps) for call in range(2)]
