@@ -13,7 +13,7 @@ from hindmost_judge.causes.cpu_sharing import NEEDS, OFF
 from hindmost_judge.causes.table import FILES, MEASURES, NOW_AND_THEN, Cause
 from hindmost_judge.model import OTHER, Run
 from hindmost_judge.stats.robust import average, median, or_zero
-from hindmost_judge.types import Array, Ints
+from hindmost_judge.types import Array, Floats, Ints
 from hindmost_judge.usage import CpuUse, used_by_others
 from hindmost_judge.whatif.savings import StepTimeChange
 
@@ -66,14 +66,28 @@ def names(ranks: Sequence[int]) -> str:
     return "ranks " + ", ".join(map(str, shown[:-1])) + f" and {shown[-1]}"
 
 
+def _level(mine: float, each: Sequence[float]) -> str:
+    """``13.0 to 30.0 ms`` where ranks are unlike, else what is typical of them."""
+    if len(each) < 2 or max(each) <= _LIKE * min(each):
+        return ms(mine)
+    least, most = ms(min(each)), ms(max(each))
+    return f"{least.removesuffix(' ms') if most.endswith(' ms') else least} to {most}"
+
+
 def percent(share: float) -> str:
     """``44 %``; below 10 with one decimal."""
     return f"{100 * share:.{1 if 0 < abs(share) < 0.0995 else 0}f} %"
 
 
-def against(what: str, who: str, mine: float, theirs: float) -> str:
-    """``input: rank 2 6.0 ms, others 1.9 ms``: a rank, or several, against the cohort; ns a step."""
-    levels = f"{who} {ms(mine)}" if who.startswith("rank ") else f"{ms(mine)} on {who}"
+#: A mean of ranks stands for each of them where the largest is at most this many times the smallest.
+_LIKE = 2.0
+
+
+def against(what: str, who: str, mine: float, theirs: float, each: Sequence[float] = ()) -> str:
+    """``input: rank 2 6.0 ms, others 1.9 ms``: a rank, or several, against the cohort; ns a step.
+
+    Of several that are unlike, ``each`` its own, from the least to the most."""
+    levels = f"{who} {ms(mine)}" if who.startswith("rank ") else f"{_level(mine, each)} on {who}"
     return f"{what}: {levels}, others {ms(theirs)}"
 
 
@@ -116,22 +130,22 @@ def why(blocks: Blocks, slowdowns: list[Slowdown], cause: Cause) -> list[str]:
     who = names([int(blocks.ranks[row]) for row in rows])
     first, stop = min(slowdown.first for slowdown in slowdowns), max(slowdown.stop for slowdown in slowdowns)
     others = np.delete(np.arange(len(blocks.ranks)), rows)
-    delay = float(median(blocks.delay[rows, first:stop]))
+    delay, late = _levels(blocks.delay[rows, first:stop])
     parts = _part(blocks, rows, slice(first, stop), cause, delay)
     if slowdowns[0].phase is not None:
         phases = dict.fromkeys(slowdown.phase for slowdown in slowdowns if slowdown.phase is not None)
         parts = [_on_host(blocks, rows, others, slice(first, stop), phase) for phase in phases]
-    shown = [against(what, who, mine, theirs) for what, mine, theirs in parts]
+    shown = [against(what, who, mine, theirs, each) for what, mine, theirs, each in parts]
     found = ([cause.remark] if cause.remark and cause.cause != "unknown" else []) + shown
     if not np.isnan(blocks.self_time).all() and not blocks.overlapped and len(others):
-        mine = float(median(blocks.self_time[rows, first:stop]))
+        mine, each = _levels(blocks.self_time[rows, first:stop])
         theirs = float(median(median(blocks.self_time[others, first:stop], axis=1)))
         between = " between collectives" if blocks.collectives and blocks.lanes is None else ""
         what = {NEEDS: "CPU and file I/O time", OFF: "off CPU"}.get(blocks.evidence, "self time")
         what = HOST_WORK if blocks.lanes is not None else what
-        repeated = any((ms(part), ms(other)) == (ms(mine), ms(theirs)) for _, part, other in parts)
+        repeated = any((ms(part), ms(other)) == (ms(mine), ms(theirs)) for _, part, other, _ in parts)
         if mine > theirs and not repeated:
-            found.append(against(what + between, who, mine, theirs))
+            found.append(against(what + between, who, mine, theirs, each))
     whose = f"rank {int(blocks.ranks[slowdowns[0].row])}: " if len(rows) > 1 else ""
     needs = blocks.evidence == NEEDS and cause.cause == "compute"  # all it needs is CPU time: no delay to take apart
     what = "more than its peers" if blocks.evidence == NEEDS else "delay"
@@ -144,7 +158,8 @@ def why(blocks: Blocks, slowdowns: list[Slowdown], cause: Cause) -> list[str]:
                 whole = ms(slowdowns[0].delay + cause.hidden)
                 accounts = [f"{MEASURES.get(cause.cause, cause.cause)} takes {whole} longer per step than on its peers"]
             found.append(accounts[0])
-        found.append(f"{who} arrive{'s' if len(rows) == 1 else ''} {ms(delay)} later than the other ranks per step")
+        arrive = "arrives" if len(rows) == 1 else "arrive"
+        found.append(f"{who} {arrive} {_level(delay, late)} later than the other ranks per step")
     if (
         blocks.collectives and blocks.evidence != NEEDS and blocks.pipeline is None
     ):  # its waits are in sends and receives
@@ -178,11 +193,21 @@ _ON_HOST = {
 }
 
 
-def _on_host(blocks: Blocks, rows: list[int], others: Array, span: slice, phase: str) -> tuple[str, float, float]:
-    """What hosts do in a phase, ns a step of these ranks and of the others."""
+#: What is measured, ns a step of these ranks, of the others, and of each of these.
+_Part = tuple[str, float, float, list[float]]
+
+
+def _levels(block: Floats) -> tuple[float, list[float]]:
+    """The median of a block of ranks, and that of each rank."""
+    return float(median(block)), median(block, axis=1).tolist()
+
+
+def _on_host(blocks: Blocks, rows: list[int], others: Array, span: slice, phase: str) -> _Part:
+    """What hosts do in a phase."""
     assert blocks.lanes is not None  # noqa: S101 - phases of slowdowns come from these
     own = blocks.lanes.host[blocks.lanes.phases.index(phase)][:, span]
-    return _ON_HOST.get(phase, phase), float(median(own[rows])), float(median(median(own[others], axis=1)))
+    mine, each = _levels(own[rows])
+    return _ON_HOST.get(phase, phase), mine, float(median(median(own[others], axis=1))), each
 
 
 def ranged(low: float, high: float) -> list[str]:
@@ -196,8 +221,8 @@ def ranged(low: float, high: float) -> list[str]:
 _UNSURE = 0.2
 
 
-def _part(blocks: Blocks, rows: list[int], span: slice, cause: Cause, delay: float) -> list[tuple[str, float, float]]:
-    """What the cause is measured by, ns a step of these ranks and of the others; empty where that is not longer."""
+def _part(blocks: Blocks, rows: list[int], span: slice, cause: Cause, delay: float) -> list[_Part]:
+    """What the cause is measured by; empty where that is not longer."""
     others = np.delete(np.arange(len(blocks.ranks)), rows)
     if blocks.pipeline is not None:  # phases of another stage are of other layers, and of other waiting
         others = others[np.isin(blocks.cohort[others], blocks.cohort[rows])]
@@ -206,9 +231,9 @@ def _part(blocks: Blocks, rows: list[int], span: slice, cause: Cause, delay: flo
     for name, what in _SHOWN_BY.get(cause.cause, _ANYWHERE).items():
         if name in blocks.parts and len(others) and not (queues and name in _WITH_QUEUE):
             part = or_zero(blocks.parts[name]) if name in (*NOW_AND_THEN, *FILES) else blocks.parts[name]
-            mine, theirs = (float(median(part[of, span])) for of in (rows, others))
+            (mine, each), (theirs, _) = (_levels(part[of, span]) for of in (rows, others))
             if mine > _LONGER * theirs and mine - theirs >= _OF_DELAY * delay and ms(mine) != ms(theirs):
-                found.append((f"CPU {what}" if f"gpu_{name}" in blocks.parts else what, mine, theirs))
+                found.append((f"CPU {what}" if f"gpu_{name}" in blocks.parts else what, mine, theirs, each))
     return sorted(found, key=lambda one: one[2] - one[1])[:1]
 
 

@@ -84,6 +84,13 @@ def test_several_ranks_are_spoken_of_as_several() -> None:
     assert re.search(r"CPU time between collectives: [\d.]+ ms on ranks 2 and 6, others", _report(*pair, ranks=8))
 
 
+def test_of_unlike_ranks_the_range_is_shown() -> None:
+    """A mean is of neither: one computes for 20 ms longer than its peers, the other for 3 ms."""
+    unlike = [{"rank": 1, "compute": 20.0}, {"rank": 5, "compute": 3.0}]
+    slow = judge(make(Load(ranks=8, steps=200, compute=10.0, faults=unlike))).verdicts[0]
+    assert re.match(r"CPU time between collectives: 1[23]\.\d to (29|30)\.\d ms on ranks 1 and 5, ", slow.evidence[0])
+
+
 def test_of_several_ranks_one_delay_is_taken_apart() -> None:
     """Their typical delay and the delay that causes add up to are two numbers."""
     pair = [{"rank": rank, "compute": 3.0 + rank / 10} for rank in (2, 6)]
