@@ -72,16 +72,28 @@ def test_a_report_that_is_printed_once_says_how_old_it_is(
     assert capsys.readouterr().out.splitlines()[-1] == state
 
 
+@pytest.mark.parametrize(
+    ("nodes", "age_s", "said"),
+    [
+        (["n7"], 60.0, "n7, no data for 60 s: what follows was so before"),
+        (["n7"], 1.0, "n7: its ranks below are old, others are live"),
+        (["n7", "n8"], 1.0, "2 nodes: their ranks below are old, others are live"),
+    ],
+)
 def test_a_lost_contact_stands_above_the_report_that_it_makes_old(
-    collector: tuple[str, dict[str, Any]], capsys: pytest.CaptureFixture[str]
+    nodes: list[str],
+    age_s: float,
+    said: str,
+    collector: tuple[str, dict[str, Any]],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """A line below the table is overlooked, and "no rank is slow" is read as of now."""
     address, answers = collector
-    lost = {"age_s": 60.0, "judged_s": 42.0, "lost": ["n7"]}
+    lost = {"age_s": age_s, "judged_s": 42.0, "lost": nodes}
     answers |= {"/api/report": {**REPORT, "judged": {"time_ns": 1}}, "/api/newest": lost}
     assert main(["top", address, "--once"]) == 0
     first = capsys.readouterr().out.splitlines()[0]
-    assert first == "LOST   lost contact with n7, no data for 60 s: what follows was so before"
+    assert first == f"LOST   contact with {said}"
 
 
 @pytest.mark.parametrize(

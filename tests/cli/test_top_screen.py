@@ -285,7 +285,7 @@ def test_a_verdict_on_a_job_that_is_lost_was_so_before(ranks: int, first: str) -
     """It stands below that. While one of its nodes is heard, the verdict is of now."""
     lines = screen(job(ranks, verdict(2), lost=["node000"], age_s=60.0), SMALL)
     assert lines[1].split()[0] == first
-    said = "LOST   lost contact with node000, no data for 60 s: what follows was so before"
+    said = "LOST   contact with node000, no data for 60 s: what follows was so before"
     assert (said in lines) == (first == "LOST")
 
 

@@ -79,10 +79,14 @@ def state(picture: Mapping[str, Any]) -> str:
 
 
 def lost(picture: Mapping[str, Any]) -> str:
-    """That what follows was so before, where contact with nodes of a job is lost."""
-    if not picture.get("lost") or picture.get("over"):
+    """That what follows was so before, where contact with nodes of a job is lost; while others send, of their ranks."""
+    nodes, heard_s = picture.get("lost") or (), picture.get("age_s") or 0.0
+    if not nodes or picture.get("over"):
         return ""
-    return f"LOST   {state(picture)}, no data for {age(picture.get('age_s') or 0.0)}: what follows was so before"
+    old = f", no data for {age(heard_s)}: what follows was so before"
+    if heard_s <= _STALE_S:
+        old = f": {'its' if len(nodes) == 1 else 'their'} ranks below are old, others are live"
+    return f"LOST   {state(picture).removeprefix('lost ')}{old}"
 
 
 def _ranks(ranks: Sequence[int]) -> str:
