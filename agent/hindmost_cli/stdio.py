@@ -72,9 +72,9 @@ def width(least: int = 1, unknown: int = 100) -> int:
 
 def _columns() -> int:
     """Columns of the terminal, 0 where there is none: as ``shutil`` has it, which imports compression libraries."""
-    named = os.environ.get("COLUMNS", "")
-    if named.isdecimal() and int(named):
-        return int(named)
+    with contextlib.suppress(KeyError, ValueError):
+        if (columns := int(os.environ["COLUMNS"])) > 0:
+            return columns
     try:
         return os.get_terminal_size(sys.__stdout__.fileno()).columns if sys.__stdout__ else 0
     except (ValueError, OSError):  # closed, or no terminal

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import hindmost_cli
 import pytest
+from hindmost_cli import stdio
 
 from style_check import rules
 
@@ -118,3 +119,9 @@ def test_examples_of_simulated_faults_are_judged(tmp_path: Path, monkeypatch: py
         assert hindmost_cli.main([words[1], out, *words[3:], *fewer]) == 0
         assert hindmost_cli.main(["report", out, "-o", "report.txt"]) == 0
         assert "8 ranks" in (tmp_path / "report.txt").read_text() or "64 ranks" in (tmp_path / "report.txt").read_text()
+
+
+def test_a_number_of_columns_that_no_number_can_be_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python reads no number of more than 4,300 digits."""
+    monkeypatch.setenv("COLUMNS", "9" * 5000)
+    assert stdio.width(unknown=77) in range(1, stdio.WIDEST + 1)
