@@ -15,6 +15,8 @@ from hindmost_collector.simulate.write import run_directory
 from hindmost_collector.store.parquet.store import ParquetStore
 from hindmost_proto import telemetry_pb2 as wire
 
+from tests.waiting import until
+
 
 def test_a_signal_ends_the_job_with_its_held_collector(collector_process, fake_agent, tmp_path):
     """At a time limit all processes of a job get SIGTERM. Agents deliver what they hold, and no process is left to say
@@ -52,8 +54,7 @@ async def test_killed_while_it_judges_a_collector_leaves_its_last_evaluation(
         agent = fake_agent(collector.addresses["grpc"])
         await agent.connect()
         await agent.send(agent.batch(0))
-        while "j" not in collector.jobs or collector.jobs["j"].report is None:
-            await asyncio.sleep(0.05)
+        await until(lambda: "j" in collector.jobs and collector.jobs["j"].report is not None)
         await agent.close()
         monkeypatch.setattr("hindmost_collector.collector.seal", killed)
         await collector.stop("the collector is stopping", asyncio.Event())
@@ -76,8 +77,7 @@ async def test_what_came_before_a_signal_is_written_before_its_report(collecting
         agent = fake_agent(collector.addresses["grpc"])
         await agent.connect()
         await agent.send(agent.batch(0))
-        while "j" not in collector.jobs or collector.jobs["j"].report is None:
-            await asyncio.sleep(0.05)
+        await until(lambda: "j" in collector.jobs and collector.jobs["j"].report is not None)
         await agent.close()
         monkeypatch.setattr(sealing.document, "of_report", seen)
         await collector.stop("the collector is stopping", asyncio.Event())
