@@ -144,8 +144,7 @@ def on_shared_cpus(
         one for one in asking if any((one.cost_ms_per_step or 0.0) * 1e6 > longest.get(rank, 0.0) for rank in one.ranks)
     ]
     by_sleep = [one.verdict for one in slept if not _in(asking, one.verdict.ranks)]
-    asking = [_at_least(one, blocks) if _at_most(one, blocks, shared) is one else one for one in asking]
-    found = [_at_most(one, blocks, shared) for one in [*asking, *by_sleep]]
+    found = [*(_bounded(one, blocks, shared) for one in asking), *(_at_most(one, blocks, shared) for one in by_sleep)]
     how = dict.fromkeys(["CPU time"] * bool(asking) + ["time off the CPU"] * bool(by_sleep))
     sentence = f"{shared}: ranks are compared by {' and '.join(how)}, not by who arrives last"
     if not found:
@@ -155,6 +154,12 @@ def on_shared_cpus(
         sentence += _not_named([verdict for verdict in late if verdict.ranks not in by_itself], blocks, settings)
     more = [verdict for verdict in other_stalls(found, stalls, blocks, settings) if verdict.cause not in _SCHEDULING]
     return found + [verdict for verdict in more if not _in(by_sleep, verdict.ranks)], [*notes, *hidden, sentence]
+
+
+def _bounded(one: Verdict, blocks: Blocks, shared: Sharing) -> Verdict:
+    """The verdict on ranks that need more CPU time: where no fix could save more, its cost is no least one."""
+    most = _at_most(one, blocks, shared)
+    return most if most.cost_ms_per_step != one.cost_ms_per_step else _at_least(one, blocks)
 
 
 def _at_least(one: Verdict, blocks: Blocks) -> Verdict:
