@@ -12,8 +12,9 @@ from hindmost_judge import communication, detect, overview, usage
 from hindmost_judge.blocks import Blocks, Sharing, Slowdown
 from hindmost_judge.causes import cpu_sharing, launch_bound, loading, stopped, telemetry
 from hindmost_judge.detect import hang, host_work, intermittent, slow_link, straggler, uneven
+from hindmost_judge.encoding import chosen
 from hindmost_judge.graph import host_paced
-from hindmost_judge.model import RUNNING, Run, rows
+from hindmost_judge.model import RUNNING, Run, Table, rows
 from hindmost_judge.settings import DEFAULT, Settings
 from hindmost_judge.stats.robust import percentile
 from hindmost_judge.timeline import build_blocks, phases
@@ -129,14 +130,28 @@ def _with_time(verdict: Verdict, run: Run, blocks: Blocks) -> Verdict:
     """A verdict that began within the job with the time of its first step, of a recording whose clock is the wall's."""
     if not verdict.since_step or not run.job.started_ns or verdict.since_step not in blocks.steps:
         return verdict
-    column = int(np.searchsorted(blocks.steps, verdict.since_step))
+    began = _began(blocks, int(np.searchsorted(blocks.steps, verdict.since_step)))
+    return replace(verdict, since_time_s=began / 1e9) if began is not None else verdict
+
+
+def _began(blocks: Blocks, column: int) -> float | None:
+    """When the first rank began a step, ns; ``None`` where that is not known."""
     if blocks.ended is not None and blocks.took is not None:
         began = (blocks.ended - blocks.took)[:, column]
     elif blocks.joined is not None:
         began = blocks.joined.start[:, blocks.starts[column]]
     else:
-        return verdict
-    return replace(verdict, since_time_s=float(np.nanmin(began)) / 1e9) if not np.isnan(began).all() else verdict
+        return None
+    return float(np.nanmin(began)) if not np.isnan(began).all() else None
+
+
+def _stacks_meanwhile(verdict: Verdict, run: Run, blocks: Blocks) -> Table:
+    """The stacks that were taken in the steps of a verdict, as far as is known when these began."""
+    count, until_step = len(blocks.steps), np.inf if verdict.until_step is None else verdict.until_step
+    first, after = np.searchsorted(blocks.steps, (verdict.since_step or 0, until_step + 1)).tolist()
+    since, until = (_began(blocks, one) if one < count else None for one in (first, after))
+    taken = run.stacks["time_ns"]
+    return chosen(run.stacks, (taken >= (since or 0)) & (taken < (until or np.inf)))
 
 
 def _with_loading(verdict: Verdict, run: Run, blocks: Blocks) -> Verdict:
@@ -219,7 +234,7 @@ def _of_groups(run: Run, groups: list[Run], settings: Settings) -> Report:
     ]
     blocks = build_blocks.build(run, settings) if not found else None
     if blocks is not None and groups_do_the_same(groups, blocks):
-        found = [_at_home(link, run) for link in of_links(slow_link.find(blocks, settings), blocks, settings)]
+        found = [_at_home(link, run, blocks) for link in of_links(slow_link.find(blocks, settings), blocks, settings)]
     first = max(reports, key=lambda one: one.job.step_ms.get("mean") or 0.0)
     by_rank = {rank: ms for one in reports for rank, ms in one.what_if.waste_by_rank_ms.items()}
     by_node: dict[str, float] = {}
@@ -269,7 +284,7 @@ def _held_back(case: detect.Case) -> tuple[list[Verdict], list[str]]:
     others, failed = detect.run(detect.load(), replace(case, found=(*case.found, *late)))
     others = may_be_slow(others, {int(blocks.ranks[slowdown.row]) for slowdown in by_chance})
     slow = [stopped.on(one, blocks, settings) for one in [*late, *others] if not _gone(one, run)]
-    found = [*case.found, *(_at_home(one, run) for one in slow)]
+    found = [*case.found, *(_at_home(one, run, blocks) for one in slow)]
     if not any(one.ranks for one in found) and case.shared is None:
         found += _of_most(run, blocks, settings)
     hidden = loading.hidden_input_notes(blocks, found, settings) if not run.incremental else []
@@ -346,9 +361,10 @@ def _uncounted(
     return found, possible, replace(same_work, delay=delay, intervals=intervals)
 
 
-def _at_home(verdict: Verdict, run: Run) -> Verdict:
+def _at_home(verdict: Verdict, run: Run, blocks: Blocks) -> Verdict:
     """With the node where a verdict names all of its ranks, and with what to do there."""
     whole = wording.whole_nodes(run, verdict.ranks) if verdict.kind in ("straggler", "intermittent") else []
+    run = replace(run, stacks=_stacks_meanwhile(verdict, run, blocks)) if rows(run.stacks) else run
     return advice.on(replace(verdict, evidence=(*verdict.evidence, *whole)), run)
 
 

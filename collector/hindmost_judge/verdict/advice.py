@@ -6,7 +6,7 @@ A job without GPUs gets no advice about GPUs, one whose processes are not Python
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -129,8 +129,12 @@ def on(found: Verdict, run: Run) -> Verdict:
     where, causes = place(run, found.ranks), found.causes or (found.cause or "unknown",)
     if "cpu_contention" in causes and len(found.ranks) == 1:
         where = replace(where, quota=cpu_sharing.own_quota(run, found.ranks[0]))
-    off = stacks.off_cpu(run, found.ranks) if found.cause == "unknown" and found.partial == "blocked" else {}
-    do = [_see(run, off, where)] if off else [of_cause(cause, where) for cause in causes]
+    off = {}
+    if found.cause == "unknown" and found.partial == "blocked":
+        off = stacks.off_cpu(run, found.ranks[:_NAMED], found.cost_ratio or 0.0)
+    others = [rank for rank in found.ranks if rank not in off]
+    do = [_see(run, rank, *seen) for rank, seen in off.items()]
+    do += [of_cause(cause, place(run, others) if off else where) for cause in causes if others or not off]
     if off:
         lines = [f"rank {rank} was off the CPU at {line} in {often}" for rank, (line, often) in off.items()]
         found = replace(found, evidence=(*found.evidence[:1], *with_cause(lines, found.evidence[1:])))
@@ -239,10 +243,9 @@ def _look(at: Place, who: str) -> str:
     return see if at.runs else f"run the job again and {see}"
 
 
-def _see(run: Run, off: Mapping[int, tuple[str, str]], at: Place) -> str:
-    """Where to look for what ranks wait for, as their stacks show; the newest stack has a file."""
-    rank, (line, often) = next(iter(off.items()))
-    file = f", stacks/{rank}.txt" if run.job.source == Job.source else ""
+def _see(run: Run, rank: int, line: str, often: str) -> str:
+    """Where to look for what a rank waits for, as its stacks show."""
+    at, file = place(run, (rank,)), f", stacks/{rank}.txt" if run.job.source == Job.source else ""
     return f"see what rank {rank}{at.on} {'waits' if at.runs else 'waited'} for at {line} ({often}{file})"
 
 

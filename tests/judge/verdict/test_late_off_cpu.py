@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from hindmost_collector.report.verdict_lines import of_verdict
+from hindmost_judge.encoding import chosen
 from hindmost_judge.judge import judge
 from hindmost_judge.model import FINISHED, METRICS, Run, Table, empty
 from hindmost_judge.settings import DEFAULT
@@ -18,19 +19,27 @@ CPUS = 2
 LATE_MS = 30.0
 
 
-def crowded(queued_ms: float, process_cpu: float | None, spinning: bool = False, cpu_ms: float = 8.0) -> Run:
+def crowded(
+    queued_ms: float,
+    process_cpu: float | None,
+    spinning: bool = False,
+    cpu_ms: float = 8.0,
+    late: tuple[int, ...] = (1,),
+    since: int = 0,
+) -> Run:
     """Four ranks on two CPUs, rank 1 late by 30 ms a step of 38.3: what its main thread queued, what its process ran.
 
     Those that wait for it block, or, ``spinning``, run or queue all the time.
     """
-    run = make(Load(kind="torch", steps=120, faults=[{"rank": 1, "blocked": LATE_MS}]))
-    mine = run.steps["rank"] == 1
+    faults = [{"rank": rank, "blocked": LATE_MS, "from": since} for rank in late]
+    run = make(Load(kind="torch", steps=120, faults=faults))
+    mine = np.isin(run.steps["rank"], late)
     cpu = np.where(mine, cpu_ms, 20.0 if spinning else 8.0)
     queue = np.where(mine, queued_ms, 18.0 if spinning else 0.2)
     steps = run.steps | {"cpu_ns": (cpu * 1e6).astype(np.int64), "runqueue_ns": (queue * 1e6).astype(np.int64)}
     rows = [("hindmost_node_cpus", "{}", 0, float(CPUS))]
     for rank in range(4) if process_cpu is not None else ():
-        rate = process_cpu if rank == 1 else 0.3
+        rate = process_cpu if rank in late else 0.3
         labels = f'{{"job": "made", "rank": "{rank}"}}'
         rows += [("hindmost_process_cpu_seconds_total", labels, tick, rate * tick) for tick in range(6)]
     return replace(run, steps=steps, metrics=metrics(rows))
@@ -92,37 +101,90 @@ def test_a_rank_that_sleeps_is_late_for_no_want_of_a_cpu(spinning: bool) -> None
     assert report.notes == (f"4 ranks share the 2 CPUs of node0: {by}",)
 
 
-def stacks(*lines: str) -> Table:
-    """Stacks of rank 1, each with its main thread as ``idle`` or ``active``, and the line where it was."""
-    texts = [
-        f'Thread 7 ({state}): "MainThread"\n    sleep (/lib/python3/time.py:1)\n    load (train.py:{at})\n'
-        for state, at in (line.split() for line in lines)
-    ]
-    return {
-        "rank": np.ones(len(texts), np.int32),
-        "time_ns": np.arange(len(texts), dtype=np.int64),
+def stacked(run: Run, *lines: str, rank: int = 1, since: int = 0) -> Run:
+    """Stacks of a rank, one a step, each with its main thread as ``idle`` or ``active`` and the line where it was.
+
+    Those ``in`` a line are taken in the middle of the step's call, others in the middle of the time before it.
+    """
+    calls = chosen(run.collectives, run.collectives["rank"] == rank)
+    texts, times = [], []
+    for at, (state, where, line) in enumerate((one.split() for one in lines), since + 1):
+        begin, before = int(calls["start_ns"][at]), int(calls["start_ns"][at - 1] + calls["duration_ns"][at - 1])
+        times.append(begin + int(calls["duration_ns"][at]) // 2 if where == "in" else (before + begin) // 2)
+        texts.append(MAIN.format(state, line))
+    new = {
+        "rank": np.full(len(texts), rank, np.int32),
+        "time_ns": np.array(times, np.int64),
         "text": np.array(texts or [""])[: len(texts)],
     }
+    return replace(run, stacks={name: np.concatenate([run.stacks[name], new[name]]) for name in new})
+
+
+#: A process: the main thread, which has no name in some dumps.
+MAIN = 'Thread 7 ({}): "MainThread"\n    sleep (/lib/python3/time.py:1)\n    load (train.py:{})\n'
+POOL = "\nThread 8 (idle)\n    wait (mylib/pool.py:3)\n"
 
 
 def test_where_a_rank_waits_off_the_cpu_is_shown_by_its_stacks() -> None:
     """The line of most stacks that have it off the CPU: those in which it computes do not count."""
-    (found,) = judge(
-        replace(crowded(0.2, 0.21), stacks=stacks("active 5", "active 5", "active 5", "idle 9", "idle 9", "idle 7"))
-    ).verdicts
-    assert found.evidence[1] == "rank 1 was off the CPU at train.py:9, in load() in 2 of 6 stacks"
-    at = "train.py:9, in load() (2 of 6 stacks, stacks/1.txt)"
+    run = stacked(crowded(0.2, 0.21), *["active at 5"] * 3, *["idle at 9"] * 4, "idle at 7")
+    (found,) = judge(run).verdicts
+    assert found.evidence[1] == "rank 1 was off the CPU at train.py:9, in load() in 4 of 8 stacks"
+    at = "train.py:9, in load() (4 of 8 stacks, stacks/1.txt)"
     assert found.advice[0] == f"see what rank 1 on node0 waits for at {at}"
 
 
 @pytest.mark.parametrize(
-    "seen", [(), ("idle 9",), ("active 5", "active 5"), ("idle 9", "idle 9", "idle 7", "idle 7")], ids=str
+    "seen",
+    [
+        (),
+        ("idle at 9", *["active at 5"] * 7),
+        ("active at 5", "active at 5"),
+        ("idle at 9", "idle at 9", "idle at 7", "idle at 7"),
+        (*["idle at 9"] * 5, *["active at 5"] * 11),
+    ],
+    ids=str,
 )
-def test_a_line_is_named_only_by_most_of_several_stacks(seen: tuple[str, ...]) -> None:
-    """One stack, or as many at another line, may be chance."""
-    (found,) = judge(replace(crowded(0.2, 0.21), stacks=stacks(*seen))).verdicts
+def test_a_line_is_named_only_by_enough_stacks(seen: tuple[str, ...]) -> None:
+    """A few, or as many at another line, may be chance; a third of all is no delay of three quarters of the step."""
+    (found,) = judge(stacked(crowded(0.2, 0.21), *seen)).verdicts
     assert "stacks" not in " ".join(found.evidence)
     assert found.advice[0].startswith("see what rank 1 does on node0")
+
+
+def test_where_a_rank_waits_for_others_is_not_where_it_is_late() -> None:
+    """More stacks have it inside of the all-reduce than where it loads."""
+    (found,) = judge(stacked(crowded(0.2, 0.21), *["idle in 60"] * 9, *["idle at 9"] * 7)).verdicts
+    assert found.evidence[1] == "rank 1 was off the CPU at train.py:9, in load() in 7 of 16 stacks"
+
+
+def test_stacks_of_before_the_delay_say_nothing_about_it() -> None:
+    """Rank 1 waited at line 5 in its first steps, and became slow at step 60."""
+    run = crowded(0.2, 0.21, since=60)
+    (found,) = judge(stacked(run, *["idle at 5"] * 16)).verdicts
+    assert (found.since_step, "stacks" in " ".join(found.evidence)) == (60, False)
+    (found,) = judge(stacked(stacked(run, *["idle at 5"] * 16), *["idle at 9"] * 8, since=70)).verdicts
+    assert found.evidence[1] == "rank 1 was off the CPU at train.py:9, in load() in 8 of 8 stacks"
+
+
+@pytest.mark.parametrize("name", ['"MainThread"', ""])
+def test_a_thread_that_always_waits_is_not_where_a_rank_waits(name: str) -> None:
+    """A library's idle pool, and a main thread that computes."""
+    run = stacked(crowded(0.2, 0.21), *["active at 5"] * 4)
+    texts = [text.replace(': "MainThread"', f": {name}" if name else "") + POOL for text in run.stacks["text"].tolist()]
+    (found,) = judge(replace(run, stacks=run.stacks | {"text": np.array(texts)})).verdicts
+    assert "pool.py" not in " ".join([*found.evidence, *found.advice])
+
+
+def test_each_of_several_ranks_has_its_line_or_the_usual_advice() -> None:
+    """Ranks 1 and 2 are late alike; of rank 2 there are no stacks."""
+    run = stacked(crowded(0.2, 0.21, late=(1, 2)), *["idle at 9"] * 8)
+    (found,) = judge(run).verdicts
+    assert found.ranks == (1, 2)
+    assert [line.partition(" on node0")[0] for line in found.advice[:2]] == [
+        "see what rank 1",
+        "see what rank 2 does",
+    ]
 
 
 def test_a_rank_that_sleeps_and_computes_a_little_more_costs_what_it_sleeps() -> None:
