@@ -32,11 +32,6 @@ _MAX_WARMUP = 0.25
 #: Share of operations that must equal those one period later; the rest may be checkpoints or evaluations. Where no
 #: period has the first, one with the second.
 _ALIKE, _MOSTLY_ALIKE = 0.95, 0.9
-#: A job with fewer marked steps has just begun: a pattern that repeats more often than these lies within a step. By
-#: fewer repetitions of a pattern nothing is judged.
-_JUST_BEGUN = 10
-#: A shorter pattern repeats at least so often in it, fills this share of it, and is as long by up to this factor.
-_OFTEN, _FILLED, _EVENLY = 8, 0.8, 1.5
 #: Most collectives of one step: longer patterns repeat too rarely in a window to be found.
 _LONGEST_PERIOD = 4096
 #: Most repetitions of a step: layers beyond that are reduced in one bucket.
@@ -97,8 +92,6 @@ def infer(tokens: Ints, gap: Floats, marks: Marks | None = None, *, apart: bool 
     length = period(tokens)
     if length is None:
         return np.full(len(tokens), -1, np.int64)
-    if apart and marks is None and len(tokens) < _JUST_BEGUN * length:
-        length = _mostly_repeated(tokens, gap, length)
     if apart and length == 1 and marks is None:
         together = steps_of_repeated_calls(tokens == np.bincount(tokens[len(tokens) // 4 :]).argmax(), gap)
         if together is not None:
@@ -118,26 +111,6 @@ def infer(tokens: Ints, gap: Floats, marks: Marks | None = None, *, apart: bool 
         for number, begin in enumerate(begins):
             found[begin : begin + len(pattern)] = number
     return _numbered(found, marks)
-
-
-def _mostly_repeated(tokens: Ints, gap: Floats, length: int) -> int:
-    """The shortest pattern that fills nearly all of this one, if as much is computed before each of its repetitions.
-
-    Then what breaks it is a check of convergence or a checkpoint, before which less is computed than in all of them.
-    Layers of one step begin with its computing. A pattern that repeats often enough to judge by stays a step.
-    """
-    first = len(tokens) // 4
-    tail, count = tokens[first:], (len(tokens) - first) // length
-    for short in range(1, length // _OFTEN + 1):
-        alike = tail[:-short] == tail[short:]
-        if np.mean(alike) >= _FILLED:
-            usual = (np.append(alike, [True] * short) | np.append([True] * short, alike))[:length]
-            computed = or_zero(gap[first : first + count * length].reshape(count, length))
-            least = computed.min(axis=0)  # without stalls
-            longest = np.sort(least[usual])[-(length // short) :]
-            begins = longest[-1] > _EVENLY * median(longest) or least[~usual].max(initial=0.0) > least[usual].sum()
-            return length if begins else short
-    return length
 
 
 def _repetitions_a_step(tokens: Ints, gap: Floats, length: int, marks: Marks | None) -> int:
@@ -356,6 +329,8 @@ def _with_hidden_ones(first: Ints, length: int) -> Ints:
 
 #: Share of the marked steps that must make the same collectives for these to define a step.
 _AS_MARKED = 0.8
+#: A job with fewer marked steps has just begun: a pattern that repeats more often than these lies within a step.
+_JUST_BEGUN = 10
 
 
 def steps_of_collectives(grid: Grid, self_time: Floats, table: Table, before: Counted | None = None) -> Ints:
