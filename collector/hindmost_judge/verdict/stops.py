@@ -11,7 +11,6 @@ job does not mention such a stall, since no rank is persistently slow; the headl
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -183,7 +182,8 @@ class _Gap:
 def find_ended_stalls(run: Run, blocks: Blocks | None, settings: Settings) -> tuple[tuple[Stall, ...], list[str]]:
     """The stalls, and a sentence on each: from when to when, who was waited for in what, where that rank was.
 
-    A wait before the first step is set-up: a sentence, and no stall.
+    A wait before the first step is set-up: a sentence, and no stall. So is an only wait for a rank that was not looked
+    at: it may have saved or evaluated.
     """
     step_ns = float(median(blocks.period)) if blocks is not None else float("nan")
     hang_timeout_ns = settings.hang_timeout_ns(step_ns)
@@ -200,12 +200,15 @@ def find_ended_stalls(run: Run, blocks: Blocks | None, settings: Settings) -> tu
         first_step = float(run.steps["start_ns"].min())
     elif blocks is not None and blocks.joined is not None and not blocks.joined.gpu_time:
         first_step = _first_step(run, blocks, blocks.joined)
-    found = [(gap, _stall(run, gap, began)) for gap in _gaps(run, moments, hang_timeout_ns)]
+    seen, once = _gaps(run, moments, hang_timeout_ns)
+    found = [(gap, _stall(run, gap, began)) for gap in seen]
     start_up = [_stall_sentence(run, stall, gap, START_UP) for gap, stall in found if gap.until <= first_step]
     found = [one for one in found if one[0].until > first_step]
     sentences = [_stall_sentence(run, stall, gap, STALL) for gap, stall in found[:_MOST_STALLS]]
     more = len(found) - len(sentences)
     sentences += [f"{more} more stall{'s' if more > 1 else ''}"] if more else []
+    unexplained = [_stall_words(_stall(run, gap, began)) for gap in once if gap.until > first_step]
+    sentences += ["; ".join([f"once {words[0]}", *words[1:], "the cause was not recorded"]) for words in unexplained]
     return tuple(stall for _, stall in found), [*start_up, *sentences]
 
 
@@ -249,23 +252,21 @@ def _advice_on_stall(stall: Stall, run: Run) -> str:
     return f"find out what {names(stall.ranks)} did then" if stall.ranks else "check what all ranks share: the network"
 
 
-def _gaps(run: Run, moments: Ints, hang_timeout_ns: float) -> list[_Gap]:
-    """The gaps of at least so long between two moments, first to last, that no script makes on purpose.
+def _gaps(run: Run, moments: Ints, hang_timeout_ns: float) -> tuple[list[_Gap], list[_Gap]]:
+    """The gaps of at least so long between two moments, first to last, that no script makes on purpose; and others.
 
-    In them stacks were taken, or every rank was in an operation: then none evaluated, saved, or read. Or all others
-    waited for the same ranks only once: what a script does on a few ranks recurs.
+    In them stacks were taken, or every rank was in an operation: then none evaluated, saved, or read. In each of the
+    others all other ranks waited for the same ones, for which they waited so long only once.
     """
     place = np.searchsorted(moments, run.stacks["time_ns"], side="right")
     every = len(np.unique(run.collectives["rank"]))
     long = np.flatnonzero(np.diff(moments) >= hang_timeout_ns).tolist()
     found = [_Gap(int(moments[at]), int(moments[at + 1]), np.flatnonzero(place == at + 1)) for at in long]
     waited = [_waited_for(run, gap)[:2] for gap in found]
-    often = Counter(tuple(late) for late, _ in waited)
-    return [
-        gap
-        for gap, (late, waiting) in zip(found, waited, strict=True)
-        if len(gap.looks) or (waiting + len(late) == every > 1 and (not late or often[tuple(late)] == 1))
-    ]
+    seen = [gap for gap, (_, waiting) in zip(found, waited, strict=True) if len(gap.looks) or waiting == every > 1]
+    of_whom = [tuple(late) if late and len(late) + waiting == every else () for late, waiting in waited]
+    once = [gap for gap, late in zip(found, of_whom, strict=True) if late and of_whom.count(late) == 1]
+    return seen, [gap for gap in once if gap not in seen]
 
 
 def _stall(run: Run, gap: _Gap, began: int) -> Stall:

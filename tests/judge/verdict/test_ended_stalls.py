@@ -49,16 +49,24 @@ def test_an_ended_stall_is_reported_with_its_rank_and_its_place() -> None:
     ]
 
 
+def test_a_second_wait_changes_no_headline() -> None:
+    """Whether a window holds one save or two is chance."""
+    once, twice = (with_rendered(judge(stalled(4.5, at, 8, (0,))).to_dict())["rendered"] for at in [(40,), (20, 40)])
+    assert [one["head"] for one in once] == [one["head"] for one in twice] != ["HUNG"]
+
+
 @pytest.mark.parametrize("looks", [[], [(1, 0.1, STACK)], [(1, 60.0, STACK)]])
 def test_stalls_without_an_observation_are_not_reported_if_they_recur(looks: list[tuple[int, float, str]]) -> None:
     """A rank that saves or evaluates for all does so again. Stacks taken while the job was at work are no sign."""
     assert judge(looked_at(stalled(25.0, (20, 40)), *looks)).notes == ()
 
 
-def test_a_wait_of_all_others_for_a_rank_is_reported_if_it_is_the_only_one() -> None:
-    """A compiled program has no stacks, and 25 s of its run are lost nevertheless."""
-    (note,) = judge(stalled(25.0)).notes
-    assert note.endswith("2 ranks waited for rank 1 in all_reduce number 40")
+def test_an_only_wait_without_an_observation_is_a_note_and_no_stall() -> None:
+    """A window may hold one save of rank 0. A compiled program has no stacks, and may have lost 25 s."""
+    report = judge(stalled(25.0, ranks=8, late=(0,)))
+    assert report.job.stalls == ()
+    (note,) = report.notes
+    assert note.startswith("once 25.0 s without progress, from 0.4 s after the job's start; 7 ranks waited for rank 0")
 
 
 def test_a_stall_of_the_network_needs_no_observation() -> None:
