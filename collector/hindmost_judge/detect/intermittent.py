@@ -95,26 +95,18 @@ def _in_turn(late: Floats, one: Stalls, sole_peer: Ints) -> bool:
 
 
 def _large(blocks: Blocks, delay: Floats, settings: Settings) -> list[Stalls]:
-    """Those who own most of the stalls, however large; else those with few."""
+    """Those who own most of the stalls, however large; else those with some of one size."""
     stalled = delay >= settings.stall_effect * blocks.step_ns
     owners = _owners(stalled, settings, loading.throughout(blocks))
     found = [_with_its_like(delay, row, steps, share, settings) for row, steps, share in owners]
     found.sort(key=lambda one: -len(one.stalled))
     reported = {row for one in found for row in one.rows}
-    return [*found, *(stalls for stalls in _of_few(blocks, delay, settings) if reported.isdisjoint(stalls.rows))]
+    return [*found, *(stalls for stalls in _of_one_size(blocks, delay, settings) if reported.isdisjoint(stalls.rows))]
 
 
-#: Stalls of any size must cost this share of the run together.
-_DEAR = 0.05
-
-
-def _of_few(blocks: Blocks, delay: Floats, settings: Settings) -> list[Stalls]:
-    """Those whose stalls are few: alike, or the largest of all and dear; in steps, else in their intervals."""
+def _of_one_size(blocks: Blocks, delay: Floats, settings: Settings) -> list[Stalls]:
+    """Those whose stalls are few and alike: in steps, else in their intervals."""
     found = _worth_it(delay, blocks, settings)
-    if not found:
-        dear = _DEAR * float(np.nansum(blocks.period))
-        largest = recurring_events.of_largest(delay, settings.stall_effect * blocks.step_ns, dear)
-        found = [one for one in largest if one.share >= settings.min_stall_share]
     return [
         replace(_with_its_like(delay, one.row, one.steps, one.share, settings), explained_share=1 - one.p_value)
         for one in found

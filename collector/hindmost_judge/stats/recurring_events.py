@@ -1,4 +1,4 @@
-"""Few large events of one rank: a mixture of two states, on time and late by one size, or the largest of all.
+"""Few large events of one rank: a mixture of two states, on time and late by one size.
 
 Hiccups of a healthy host come in all sizes, and hit any rank. What stops one rank again and again makes it late by
 about the same time each time. So few events are enough, if they are alike and nearly all that are as large.
@@ -25,9 +25,6 @@ _BY_CHANCE_ALIKE = 1 - 1 / ALIKE
 _CHANCE, _FEW_RANKS, _CHANCE_AMONG_FEW = 0.002, 4, 0.05
 #: A sum is complete once the next term is this part of it.
 _SMALL = 1e-9
-#: The largest events may be fewer: at least this many. The chance that they are of one rank is up to twice the second
-#: number over all counts. They are larger by the third than nearly all that are smaller.
-_FEWEST, _CHANCE_OF_LARGEST, _APART = 3, 0.01, 2.0
 #: Events in a larger share of the steps are not rare. If a rank has more events of the next smaller size, as a share of
 #: these, its delays scatter: it is not in one of two states.
 _MAX_SHARE, _MAX_BETWEEN = 0.2, 0.2
@@ -107,30 +104,6 @@ def find(delay: Floats, least: float, fewest: int, confirmed: Collection[int] = 
             typical = float(np.median(stalls.size[of_row][counted]))
             share = np.count_nonzero(counted) / np.count_nonzero(stalls.size >= low / ALIKE)
             found.append(Recurring(row, stalls.step[of_row][counted], typical, share, one_size))
-    return found
-
-
-def of_largest(delay: Floats, least: float, dear: float) -> list[Recurring]:
-    """Rows of ``delay`` [R, S] (ns) with the largest events of all, of any size from ``least`` ns on.
-
-    Those of a row make at least ``dear`` ns together, and hardly any event of the job is a little smaller: they are no
-    tail of what varies on all ranks. Were all alike, each of the largest events would hit any.
-    """
-    stalls, ranks, found = events(delay, least), len(delay), []
-    order = np.argsort(-stalls.size, kind="stable")
-    size = stalls.size[order]
-    smaller = np.searchsorted(-size, -size / _APART, side="right") - np.arange(1, len(size) + 1)
-    for row in np.unique(stalls.row).tolist():
-        place = np.flatnonzero(stalls.row[order] == row)
-        count = np.arange(1, len(place) + 1)
-        chance = np.array([ranks * tail(one, at + 1, 1 / ranks) for one, at in enumerate(place.tolist(), 1)])
-        stands_apart = (count >= _FEWEST) & (np.cumsum(size[place]) >= dear) & (size[place] >= _APART * least)
-        stands_apart &= (smaller[place] <= _MAX_BETWEEN * count) & (count <= _MAX_SHARE * delay.shape[1])
-        best = int(np.argmin(np.where(stands_apart, chance, np.inf)))
-        if stands_apart[best] and chance[best] <= _CHANCE_OF_LARGEST:
-            mine = np.sort(order[place[: best + 1]])
-            share, p_value = (best + 1) / (int(place[best]) + 1), float(chance[best])
-            found.append(Recurring(row, stalls.step[mine], float(np.median(stalls.size[mine])), share, p_value))
     return found
 
 
