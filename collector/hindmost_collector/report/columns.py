@@ -47,6 +47,10 @@ _BOUNDS = {
 }
 
 
+#: How it begins below a verdict with a COST line.
+BESIDES_COST = "besides COST: "
+
+
 def bound(report: Mapping[str, Any]) -> str:
     """``besides COST: GPU computing, no fault: SMs active 92 % of the time, …``;
     empty where a verdict says it, the job stopped, or nothing was measured."""
@@ -56,7 +60,7 @@ def bound(report: Mapping[str, Any]) -> str:
         return ""
     fault = "" if found["by"] in ("unknown", "cpu") else ", no fault"
     costs = any(verdict.get("cost_ms_per_step") is not None for verdict in report["verdicts"])
-    also = "besides COST: " if costs and bound_by(report) and not limits_more(report) else ""
+    also = BESIDES_COST if costs and bound_by(report) and not limits_more(report) else ""
     return f"{also}{_BOUNDS.get(found['by'], found['by'])}{fault}: {found['evidence']}"
 
 

@@ -340,3 +340,12 @@ def test_the_table_shows_it_where_it_is_large() -> None:
 def test_a_number_that_is_nothing_has_no_sign(value: float, shown: str) -> None:
     """A change of -0.00 ms is none."""
     assert columns.number(value) == shown
+
+
+def test_brief_speaks_of_no_line_that_it_lacks() -> None:
+    """Text has a COST line above what limits the job; the JSON of brief has none."""
+    slow = {"kind": "straggler", "cause": "compute", "ranks": [1], "cost_ratio": 0.1, "cost_ms_per_step": 0.1}
+    found = report() | {"verdicts": [slow | {"since_step": 0, "confidence": 0.9, "evidence": [], "advice": []}]}
+    found["job"]["bound"] = {"by": "gpu_compute", "evidence": "SMs active 92 % of the time"}
+    assert columns.bound(found).startswith("besides COST: ")
+    assert brief.of(found)["bound"].startswith("GPU computing")
