@@ -42,8 +42,8 @@ class Blocks:
     ns a step by which a rank may be late, or the others ahead. Where hosts set the pace, their work is in ``lanes``,
     and delays are how much more of it a rank has. Where loaders' workers do, in turn, a delay is the mean of ``turn``
     steps. ``apart``: two of three ranks are set against the third, which alone shows what is usual.
-    ``neighbours`` [R, M] are the rows of which a rank receives messages in each step, and its own, where ranks meet in
-    no collective in it.
+    ``neighbours`` [2, E] are rows, in order, and a row of which each receives messages in its steps, or its own, where
+    ranks meet in no collective in them.
     """
 
     ranks: Ints

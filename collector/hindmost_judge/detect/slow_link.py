@@ -18,10 +18,11 @@ from hindmost_judge.blocks import Blocks, SlowLink
 from hindmost_judge.causes import cpu_wait
 from hindmost_judge.detect import Case, register
 from hindmost_judge.detect.nested_segments import is_persistent, main_segment, only_inside, segment_edges, together
+from hindmost_judge.model import Run
 from hindmost_judge.settings import Settings
 from hindmost_judge.stats.robust import average, median, or_zero, peers_median, standard_error, sums_by_step
-from hindmost_judge.timeline.exchanges import neighbours
 from hindmost_judge.timeline.matching import shortest
+from hindmost_judge.timeline.messages import job_ranks
 from hindmost_judge.types import Floats, Ints
 from hindmost_judge.verdict import wording
 from hindmost_judge.verdict.schema import Verdict
@@ -192,6 +193,14 @@ def others(first: int, stop: int, count: int, settings: Settings) -> Ints:
 _SEEN_AS_ONE, _BEYOND = 4, 0.5
 
 
+def _exchange(run: Run, pair: Ints) -> bool:
+    """Whether each of two ranks receives messages of the other."""
+    table = run.collectives
+    of_pair = np.flatnonzero((table["peer"] >= 0) & (table["op"] != "send") & np.isin(table["rank"], pair))
+    source = job_ranks(run, table["comm"][of_pair], table["peer"][of_pair])
+    return set(pair.tolist()) == set(table["rank"][of_pair[np.isin(source, pair)]].tolist())
+
+
 def of_pair(case: Case) -> list[Verdict]:
     """The verdict on two ranks whose messages with each other take longer than waits for any rank's work.
 
@@ -202,8 +211,8 @@ def of_pair(case: Case) -> list[Verdict]:
     own, taken, settings = or_zero(grid.self_time), np.arange(0, len(blocks.steps), _SEEN_AS_ONE), case.settings
     late = sums_by_step(np.maximum(own + grid.peer_wait - own.max(axis=0), 0.0), blocks.starts)
     *_, second, latest = np.argsort(late.sum(axis=1)).tolist()
-    partners, pair = neighbours(case.run, ranks), sorted((second, latest))
-    if second not in partners[latest] or latest not in partners[second] or case.named & set(ranks[pair].tolist()):
+    pair = sorted((second, latest))
+    if case.named & set(ranks[pair].tolist()) or not _exchange(case.run, ranks[pair]):
         return []
     each = late[pair].min(axis=0)
     more = each - np.delete(late, pair, axis=0).max(axis=0)

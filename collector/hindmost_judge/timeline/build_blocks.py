@@ -15,7 +15,7 @@ from hindmost_judge.stats.robust import SAMPLE, median, or_zero, peers_median, s
 from hindmost_judge.timeline import cohorts, matching, phases, pipelined, steps
 from hindmost_judge.timeline.cohorts import that_meet
 from hindmost_judge.timeline.collective_calls import SAMPLED_FROM_NS
-from hindmost_judge.timeline.exchanges import neighbours, with_exchanges_joined
+from hindmost_judge.timeline.exchanges import with_exchanges_joined
 from hindmost_judge.timeline.matching import Grid
 from hindmost_judge.timeline.messages import schedule_of, with_gathers_joined
 from hindmost_judge.timeline.overlap import delay_by_round, is_overlapped
@@ -56,9 +56,12 @@ def _of_collectives(run: Run, table: Table, settings: Settings) -> Blocks | None
     found = _of_meetings(run, table)
     rarely_met = found is None or len(found.steps) < _MORE * settings.min_steps
     if rarely_met and (exchanging := with_exchanges_joined(run)) is not None:
-        of_messages = _of_meetings(exchanging, table)
+        joined, pairs = exchanging
+        of_messages = _of_meetings(joined, table)
         if of_messages is not None and (found is None or len(of_messages.steps) >= _MORE * len(found.steps)):
-            found = _rather(replace(of_messages, neighbours=neighbours(run, of_messages.ranks)), found, settings)
+            pairs = pairs[:, np.isin(pairs, of_messages.ranks).all(axis=0)]
+            neighbours = np.searchsorted(of_messages.ranks, pairs)
+            found = _rather(replace(of_messages, neighbours=neighbours), found, settings)
     if not _enough(found, settings) and rows(table):  # a profiler looks at a few steps, step marks at all
         found = _rather(_by_marks(run, table, settings), found, settings)
     return found

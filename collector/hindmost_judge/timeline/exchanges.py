@@ -25,6 +25,8 @@ from hindmost_judge.types import Floats, Ints
 
 #: The rank that has made the fewest steps has made at least this share of the most: others do not wait for it else.
 _TOGETHER = 0.9
+#: A message is one of the steps if it is in at least this share of them.
+_MOST = 0.5
 #: The rank that computes longest is in its messages for less than this share of each neighbour's computing. Of ranks
 #: that compute in turn each is in them for all of it.
 _AT_ONCE = 0.8
@@ -33,22 +35,30 @@ _AT_ONCE = 0.8
 class _Steps(NamedTuple):
     """Steps of a rank: which ``call`` [N] (row of the table) is of which, ``number`` [N], from 0 to S - 1.
 
-    ``began`` [S] ns is when each began, ``whom`` the other ranks in its messages, ``kinds`` what calls a step has, in
-    the order in which they first come. A step usually has ``computing`` and ``waiting`` ns between and in its calls.
+    ``began`` [S] ns is when each began, ``sources`` and ``targets`` the known ranks in the messages that most steps
+    have, ``kinds`` what calls a step has, in the order in which they first come. A step usually has ``computing`` and
+    ``waiting`` ns between and in its calls.
     """
 
     call: Ints
     number: Ints
     began: Floats
-    whom: frozenset[int]
+    sources: frozenset[int]
+    targets: frozenset[int]
     kinds: tuple[int, ...]
     computing: float
     waiting: float
 
+    @property
+    def whom(self) -> frozenset[int]:
+        """The other ranks in its messages."""
+        return self.sources | self.targets
 
-def with_exchanges_joined(run: Run) -> Run | None:
-    """The run with the messages of each rank's steps as one call, and without all others.
 
+def with_exchanges_joined(run: Run) -> tuple[Run, Ints] | None:
+    """The run with the messages of each rank's steps as one call, and without all others; who waits for whom in them.
+
+    The latter [2, E] are ranks, in order, and a rank of which each receives; a rank waits for itself, too.
     ``None`` where a rank's messages repeat in no pattern, ranks differ in what they do, or do not wait for each other.
     """
     table = run.collectives
@@ -72,21 +82,14 @@ def with_exchanges_joined(run: Run) -> Run | None:
     made = [len(one.began) for one in found.values()]
     if min(made) < _TOGETHER * max(made) or not _connected(found) or not _at_once(found):
         return None
-    return replace(run, collectives=_joined(table, list(found.values())))
+    return replace(run, collectives=_joined(table, list(found.values()))), _neighbours(found)
 
 
-def neighbours(run: Run, ranks: Ints) -> Ints:
-    """[R, M] rows of the ranks of which each of ``ranks`` [R] receives, and its own, which fills up its row."""
-    table = run.collectives
-    known = np.flatnonzero((table["peer"] >= 0) & (table["op"] != "send"))
-    row, whom = (
-        np.searchsorted(ranks, each)
-        for each in (table["rank"][known], job_ranks(run, table["comm"][known], table["peer"][known]))
-    )
-    meets = np.eye(len(ranks), dtype=bool)
-    meets[row, np.minimum(whom, len(ranks) - 1)] = True
-    order = np.argsort(~meets, axis=1, kind="stable")[:, : meets.sum(axis=1).max()]
-    return np.where(np.take_along_axis(meets, order, axis=1), order, np.arange(len(ranks))[:, None])
+def _neighbours(found: dict[int, _Steps]) -> Ints:
+    """[2, E] ranks and those of which they receive, in order: where a source is not recorded, by who sends to it."""
+    known = {(rank, source) for rank, one in found.items() for source in (rank, *one.sources)}
+    known |= {(target, rank) for rank, one in found.items() for target in one.targets}
+    return np.asarray(np.array(sorted(known), np.int64).T)
 
 
 def _of_rank(table: Table, code: Ints, mine: Ints, whom: Ints) -> _Steps | None:
@@ -98,6 +101,9 @@ def _of_rank(table: Table, code: Ints, mine: Ints, whom: Ints) -> _Steps | None:
         return None
     _, begins, number = np.unique(number[inside], return_index=True, return_inverse=True)
     call, step = mine[inside], inside[number == np.bincount(number).argmax()]
+    usual = inside[np.bincount(token[inside])[token[inside]] >= _MOST * len(begins)]
+    usual = usual[whom[usual] >= 0]
+    sent = table["op"][mine[usual]] == "send"
     computing, waiting = (
         float(median(np.bincount(number, table[name][call]).astype(np.float64))) for name in ("self_ns", "duration_ns")
     )
@@ -105,7 +111,8 @@ def _of_rank(table: Table, code: Ints, mine: Ints, whom: Ints) -> _Steps | None:
         call=call,
         number=number,
         began=table["start_ns"][call[begins]].astype(np.float64),
-        whom=frozenset(whom[inside][whom[inside] >= 0].tolist()),
+        sources=frozenset(whom[usual[~sent]].tolist()),
+        targets=frozenset(whom[usual[sent]].tolist()),
         kinds=tuple(dict.fromkeys(code[mine[step]].tolist())),
         computing=computing,
         waiting=waiting,
@@ -124,7 +131,7 @@ def _connected(found: dict[int, _Steps]) -> bool:
 def _at_once(found: dict[int, _Steps]) -> bool:
     """Whether the rank that computes longest, and so waits least, computes at the same time as its neighbours."""
     longest = max(found.values(), key=lambda one: one.computing)
-    return longest.waiting < _AT_ONCE * min(found[peer].computing for peer in longest.whom)
+    return longest.waiting < _AT_ONCE * min((found[peer].computing for peer in longest.whom), default=0.0)
 
 
 def _joined(table: Table, found: list[_Steps]) -> Table:

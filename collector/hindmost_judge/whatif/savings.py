@@ -363,16 +363,18 @@ _REPLAYED = 512
 
 
 def _step_delay_of_exchanges(neighbours: Ints, intervals: Floats) -> Floats:
-    """The same of ranks that leave a step [S] when they and their ``neighbours`` [R, M] have come to it.
+    """The same of ranks that leave a step [S] when they and their ``neighbours`` [2, E] have come to it.
 
     Far ranks may be steps apart, so that noise of one is gone before it reaches the other.
     """
     ranks, steps = intervals.shape
+    row, source = neighbours
+    first = np.searchsorted(row, np.arange(ranks))
     parts = -(-steps // _REPLAYED)
     padded = np.pad(intervals, ((0, 0), (0, parts * _REPLAYED - steps))).reshape(ranks, parts, _REPLAYED)
     left, last = np.zeros((ranks, parts)), np.zeros((parts, _REPLAYED))
     for at in range(_REPLAYED if parts > 1 else steps):
-        left = (left + padded[:, :, at])[neighbours].max(axis=1)
+        left = np.maximum.reduceat((left + padded[:, :, at])[source], first, axis=0)
         last[:, at] = left.max(axis=0)
     return np.asarray(np.diff(last, axis=1, prepend=0.0).ravel()[:steps])
 

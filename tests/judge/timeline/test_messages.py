@@ -115,17 +115,52 @@ def test_exchanges_tell_steps_where_ranks_meet_only_now_and_then() -> None:
     assert first.since_step == pytest.approx(180, abs=3)
 
 
-def test_far_ranks_do_not_wait_for_each_others_noise() -> None:
-    """Of 16 ranks in a row whose steps vary by a fifth a slow one costs what it works longer: others catch up."""
+@pytest.mark.parametrize("sources", [True, False], ids=["all known", "any source"])
+def test_far_ranks_do_not_wait_for_each_others_noise(sources: bool) -> None:
+    """Of 16 ranks in a row whose steps vary by a fifth a slow one costs what it works longer: others catch up.
+
+    Who receives of any source waits for those that send to it.
+    """
     noise = np.random.default_rng(3).gamma(1.0, 2 * MS, (16, 300))
     own = 10 * MS + noise
     slow = own.copy()
     slow[7] += 4 * MS
     tables = [exchanging(one).collectives for one in (own, slow)]
     ends = [(calls["start_ns"] + calls["duration_ns"]).max() for calls in tables]
-    first = judge(exchanging(slow)).verdicts[0]
+    run = exchanging(slow)
+    if not sources:
+        run.collectives["peer"][run.collectives["op"] == "recv"] = -1
+    first = judge(run).verdicts[0]
     assert (first.kind, first.ranks) == ("straggler", (7,))
     assert first.cost_ms_per_step == pytest.approx((ends[1] - ends[0]) / 300 / MS, rel=0.2)
+
+
+def with_gather(run: Run, of: int, self_ns: int) -> Run:
+    """The same with a message of each rank but one to that one, after all else."""
+    end = int((run.collectives["start_ns"] + run.collectives["duration_ns"]).max())
+    others = [rank for rank in run.ranks["rank"].tolist() if rank != of]
+    last = run_of(
+        [Call(rank, "send", of, end + CALL, self_ns) for rank in others]
+        + [Call(of, "recv", rank, end + place * CALL, self_ns) for place, rank in enumerate(others, 1)]
+    ).collectives
+    return replace(run, collectives={name: np.concatenate([run.collectives[name], last[name]]) for name in last})
+
+
+def test_messages_after_the_steps_make_no_neighbours() -> None:
+    """Results gathered at the end are waited for once, not in each step."""
+    run = exchanging(works(8, 60))
+    joined, gathered = (with_exchanges_joined(one) for one in (run, with_gather(run, 3, 0)))
+    assert joined is not None
+    assert gathered is not None
+    assert gathered[1].tolist() == joined[1].tolist()
+
+
+def test_a_rank_without_steps_is_no_neighbour() -> None:
+    """The last rank only receives results: it does not meet the others in their steps."""
+    own = works(8)
+    own[1] += 3 * MS
+    whole = with_gather(exchanging(own), 8, UNMEASURED)
+    assert judge(replace(whole, ranks=made(9).ranks)).verdicts[0].ranks == (1,)
 
 
 def test_an_even_job_is_balanced() -> None:
@@ -190,7 +225,7 @@ def test_steps_that_a_recording_lacks_of_one_rank_move_no_others() -> None:
     kept = (run.collectives["rank"] != 2) | (run.collectives["start_ns"] > 200 * MS)
     joined = with_exchanges_joined(replace(run, collectives=chosen(run.collectives, kept)))
     assert joined is not None
-    seq, start, rank = (joined.collectives[name] for name in ("seq", "start_ns", "rank"))
+    seq, start, rank = (joined[0].collectives[name] for name in ("seq", "start_ns", "rank"))
     others, late = (dict(zip(seq[rank == one].tolist(), start[rank == one].tolist(), strict=True)) for one in (0, 2))
     assert len(late) < len(others) - 10
     assert max(abs(late[step] - others[step]) for step in late) < 10 * MS
