@@ -81,8 +81,9 @@ def settings(report: Mapping[str, Any]) -> list[str]:
     """The settings that are worth trying, of ranks that no verdict is on, each with what was found."""
     advice = (report.get("sections") or {}).get("advice") or {}
     named = {",".join(map(str, verdict["ranks"])) for verdict in report["verdicts"]} - {""}
-    tried = [one for one in advice.get("settings", ()) if (one["share"] or 0.0) >= _TRIED and one["ranks"] not in named]
-    return [f"{one['set']} ({one['found']})" for one in tried if not says(report, one["set"])][:_SETTINGS]
+    others = [one for one in advice.get("settings", ()) if one.get("ranks") not in named]
+    tried = [one for one in others if (one["share"] or 0.0) >= _TRIED and not says(report, one["set"])]
+    return [f"{one['set']} ({one['found']})" for one in tried][:_SETTINGS]
 
 
 def says(report: Mapping[str, Any], do: str) -> bool:

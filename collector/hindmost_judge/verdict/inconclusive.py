@@ -152,7 +152,7 @@ def late_in_messages(blocks: Blocks) -> Verdict | None:
     last = names(blocks.ranks[caused >= _AS_MUCH * caused.max()].tolist())
     return insufficient(
         f"ranks wait {ms(waits)} per step, mostly for {last} after messages; different work explains {ms(explained)}",
-        advice=f"compare the messages and links of {last} with others'; while it runs, see where they are: {attach()}",
+        advice=f"compare the links of {last} with others'; while it runs: {attach()}",
     )
 
 
