@@ -220,7 +220,7 @@ def _missing_for_a_verdict(ranks: int, blocks: Blocks | None, settings: Settings
         return _none_seen(job)
     if ranks == 1:
         return _one_seen(blocks, run)
-    if blocks is None and run.at_work and not rows(run.steps):
+    if blocks is None and run.at_work and not rows(run.steps) and rows(run.collectives) < ranks * settings.min_steps:
         return (
             f"{ranks} ranks, no step yet",
             f"wait for the first {settings.min_steps} steps; if none come, {_mark(run)}",

@@ -208,7 +208,7 @@ def find_ended_stalls(run: Run, blocks: Blocks | None, settings: Settings) -> tu
     more = len(found) - len(sentences)
     sentences += [f"{more} more stall{'s' if more > 1 else ''}"] if more else []
     unexplained = [_stall_words(_stall(run, gap, began)) for gap in once if gap.until > first_step]
-    sentences += ["; ".join([f"once {words[0]}", *words[1:], "the cause was not recorded"]) for words in unexplained]
+    sentences += ["; ".join([f"once, cause unknown: {words[0]}", *words[1:]]) for words in unexplained]
     return tuple(stall for _, stall in found), [*start_up, *sentences]
 
 

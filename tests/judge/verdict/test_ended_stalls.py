@@ -66,7 +66,9 @@ def test_an_only_wait_without_an_observation_is_a_note_and_no_stall() -> None:
     report = judge(stalled(25.0, ranks=8, late=(0,)))
     assert report.job.stalls == ()
     (note,) = report.notes
-    assert note.startswith("once 25.0 s without progress, from 0.4 s after the job's start; 7 ranks waited for rank 0")
+    assert note.startswith(
+        "once, cause unknown: 25.0 s without progress, from 0.4 s after the job's start; 7 ranks waited for rank 0"
+    )
 
 
 def test_a_stall_of_the_network_needs_no_observation() -> None:
