@@ -41,7 +41,7 @@ def recognises(sample: Sample) -> bool:
         return False
     try:
         return set(_COLUMNS) <= set(pq.read_schema(sample.path).names)
-    except (pa.ArrowException, OSError):
+    except (pa.ArrowException, OSError, UnicodeDecodeError):  # of a damaged name
         return False
 
 

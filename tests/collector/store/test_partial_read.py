@@ -52,6 +52,15 @@ def test_a_large_one_is_read_in_periods(folder: Path, monkeypatch: pytest.Monkey
     assert any(note.startswith("to stay in memory") for note in report.notes)
 
 
+def test_a_segment_with_a_damaged_name_is_left_out(folder: Path) -> None:
+    """A column's name in a footer that is no UTF-8 is a torn footer."""
+    (steps,) = (folder / "segments/steps").glob("*.parquet")
+    steps.write_bytes(steps.read_bytes().replace(b"duration_ns", b"\x8curation_ns"))
+    run = read_run(folder)
+    assert (len(run.steps["step"]), len(run.collectives["seq"]) > 0) == (0, True)
+    assert any(steps.name in note for note in run.notes)
+
+
 def samples(names: tuple[str, ...], seconds: int) -> pa.Table:
     """A sample a second of each of these metrics of one node."""
     many = len(names) * seconds
