@@ -119,7 +119,7 @@ def said_of(run: Run, part: PartialRead | None) -> Run:
 
 
 def read(path: Path, table: str, part: PartialRead) -> pa.Table:
-    """The rows of a segment that belong to the part. Raises one of ``segments.TORN`` when it is torn."""
+    """The rows of a segment that belong to the part. Raises one of ``segments.TEARS`` when it is torn."""
     column = TIME.get(table)
     if column is None:
         return segments.read(path)
@@ -158,7 +158,7 @@ def _groups(directory: Path) -> Iterator[pq.RowGroupMetaData]:
             continue
         try:
             found = pq.read_metadata(segment.path)
-        except segments.TORN:
+        except segments.TEARS:
             continue  # torn: the reader of the rows reports it
         yield from (found.row_group(number) for number in range(found.num_row_groups))
 

@@ -171,11 +171,11 @@ def write(table: str, pieces: Iterable[pa.Table], path: Path) -> int:
 
 
 #: What pyarrow raises of a torn segment. A damaged name of a column is no text.
-TORN = (OSError, pa.ArrowException, UnicodeDecodeError)
+TEARS = (OSError, pa.ArrowException, UnicodeDecodeError)
 
 
 def read(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
-    """A segment's rows. Raises one of ``TORN`` when torn, HindmostError when newer than this program."""
+    """A segment's rows. Raises one of ``TEARS`` when torn, HindmostError when newer than this program."""
     with opened(path) as file:
         return file.read(columns=list(columns) if columns else None)
 
@@ -195,7 +195,7 @@ def read_group(file: pq.ParquetFile, number: int, columns: Sequence[str] | None 
 
 
 def check_version(path: Path) -> None:
-    """Raises HindmostError when a segment is newer than this program, one of ``TORN`` when it is torn."""
+    """Raises HindmostError when a segment is newer than this program, one of ``TEARS`` when it is torn."""
     with pq.ParquetFile(path) as file:
         _check_version(path, file)
 
@@ -264,7 +264,7 @@ def is_torn(path: Path, *, whole: bool = False) -> bool:
                 file.read_row_group(number).validate(full=True)
     except pa.ArrowMemoryError:
         return False
-    except TORN as error:
+    except TEARS as error:
         return getattr(error, "errno", None) in {None, errno.EIO}
     return False
 
@@ -305,7 +305,7 @@ def _whole(path: Path, reader: Callable[[Path], pa.Table]) -> pa.Table | None:
         raise
     except PermissionError as error:  # a reader can have that changed, and must not get less without it
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path)) from error
-    except TORN:
+    except TEARS:
         return None
 
 
