@@ -89,7 +89,7 @@ class Watch:
     def _recovered(self, job: LiveJob) -> bool:
         """Whether a named rank seems well again, which full cores would show late."""
         full = self._components.cores_are_full()
-        return full and job.recovery.seems_over(job) and self._judging.recheck(job.id)
+        return full and job.recovery.seems_over(dict(job.counters()), job.verdicts()) and self._judging.recheck(job.id)
 
     async def turn(self, job: LiveJob, *, whole: bool) -> None:
         """Judge the window of a job, the ``whole`` of it whatever that costs where the job may hang.

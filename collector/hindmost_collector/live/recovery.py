@@ -12,9 +12,7 @@ import numpy as np
 from hindmost_judge.verdict.schema import QUIET
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
-
-    from hindmost_collector.live.jobs import LiveJob
+    from collections.abc import Collection, Iterable, Mapping
 
     Array = np.ndarray[Any, Any]
 
@@ -42,16 +40,16 @@ class Recovery:
         self._states: deque[_Counters] = deque(maxlen=_STATES)
         self._seen: set[tuple[str, tuple[int, ...]]] = set()  # verdicts of which the counters showed the delay
 
-    def seems_over(self, job: LiveJob) -> bool:
-        """Whether the delay of a verdict that holds was seen in the counters and is not any more; to be asked often."""
-        columns = dict(job.counters())
+    def seems_over(self, counters: Mapping[str, Array], verdicts: Iterable[Mapping[str, Any]]) -> bool:
+        """Whether the delay of a verdict that holds was seen in the job's counters and is not any more; to be asked
+        often."""
         names = ("step_seconds_total", "collectives_total", "caused_wait_seconds_total")
-        if columns.keys() >= set(names):
-            self.over = self._seems_over(_Counters(*(columns[name].copy() for name in names)), job)
+        if counters.keys() >= set(names):
+            self.over = self._seems_over(_Counters(*(counters[name].copy() for name in names)), verdicts)
         return self.over
 
-    def _seems_over(self, now: _Counters, job: LiveJob) -> bool:
-        found = {(one["kind"], tuple(one["ranks"])): self._share(now, one) for one in job.verdicts() if _lasting(one)}
+    def _seems_over(self, now: _Counters, verdicts: Iterable[Mapping[str, Any]]) -> bool:
+        found = {(one["kind"], tuple(one["ranks"])): self._share(now, one) for one in verdicts if _lasting(one)}
         shares = {key: share for key, share in found.items() if share is not None}
         self._seen = (self._seen & found.keys()) | {key for key, share in shares.items() if share >= SEEN}
         if not self._states or not np.array_equal(self._states[-1].calls, now.calls, equal_nan=True):

@@ -1,6 +1,5 @@
 """When a rank that a verdict names seems well again, and how often full cores let that trigger an evaluation."""
 
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,10 +19,7 @@ class Counted:
         self.columns = {
             name: np.zeros(4) for name in ("step_seconds_total", "collectives_total", "caused_wait_seconds_total")
         }
-        self.job: Any = SimpleNamespace(
-            counters=self.columns.items, verdicts=lambda: [{**SLOW, **verdict}] if self.named else []
-        )
-        self.named, self.recovery = True, Recovery()
+        self.verdict, self.named, self.recovery = {**SLOW, **verdict}, True, Recovery()
 
     def after(self, seconds: int, *wait: float) -> list[bool]:
         """What is said at the end of each second."""
@@ -32,7 +28,11 @@ class Counted:
     def _second(self, wait: Any) -> bool:
         for name, more in zip(self.columns, (1.0, 10.0, wait), strict=True):
             self.columns[name] = self.columns[name] + more
-        return self.recovery.seems_over(self.job)
+        return self.asked()
+
+    def asked(self) -> bool:
+        """What is said now."""
+        return self.recovery.seems_over(self.columns, [self.verdict] if self.named else [])
 
 
 def test_a_named_rank_seems_well_once_others_wait_for_it_no_longer_than_for_any() -> None:
@@ -71,7 +71,7 @@ def test_a_rank_that_stalls_now_and_then_is_well_in_between() -> None:
 def test_a_job_that_stands_does_not_seem_well() -> None:
     job = Counted()
     job.after(20, 0.0, 0.4, 0.0, 0.0)
-    assert not any(job.recovery.seems_over(job.job) for _ in range(60))
+    assert not any(job.asked() for _ in range(60))
 
 
 def full_cores(cores_are_full: bool = True) -> Paced:
@@ -86,19 +86,19 @@ def test_a_rank_that_seems_well_is_judged_at_once_and_again_until_that_is_report
     """Full cores, where the next evaluation is half a minute away: a verdict is over when two reports say so."""
     job = full_cores()
     idle = job.until(50.0)
-    job.jobs["j"].recovery.seems_over = lambda job: True
+    job.jobs["j"].recovery.seems_over = lambda *_: True
     wholes = [at for at, which in job.until(54.0) if which == "whole"]
     assert ([which for _, which in idle], wholes) == (["newest"], [50.25, 52.25])
 
 
 def test_a_rank_that_comes_and_goes_is_judged_no_more_than_the_share_of_full_cores_allows() -> None:
     still, flapping = full_cores(), full_cores()
-    flapping.jobs["j"].recovery.seems_over = lambda job: int(flapping.now) % 20 < 10
+    flapping.jobs["j"].recovery.seems_over = lambda *_: int(flapping.now) % 20 < 10
     usual, more = (sum(which == "whole" for _, which in job.until(4000.0)) for job in (still, flapping))
     assert 4 <= more - usual <= 4 + 4000 * RECHECK_SHARE / flapping.whole_s
 
 
 def test_free_cores_judge_a_rank_that_seems_well_in_its_turn() -> None:
     job, usual = full_cores(cores_are_full=False), full_cores(cores_are_full=False)
-    job.jobs["j"].recovery.seems_over = lambda job: True
+    job.jobs["j"].recovery.seems_over = lambda *_: True
     assert job.until(60.0) == usual.until(60.0)
