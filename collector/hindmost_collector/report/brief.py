@@ -76,7 +76,7 @@ def of(report: Mapping[str, Any], listed: int = _LISTED, path: str = "RUN") -> d
             "step_ms": {name: _digits(value) for name, value in (job.get("step_ms") or {}).items()},
         },
         "pace": in_one_line(parts) or None,
-        "bound": _short(columns.bound(report).removeprefix(columns.BESIDES_COST)) or None,
+        "bound": _short(columns.limit(report)) or None,
         **{name: found[:listed] for name, found in lists.items()},
         "left_out": {name: len(found) - listed for name, found in lists.items() if len(found) > listed},
     }

@@ -47,21 +47,21 @@ _BOUNDS = {
 }
 
 
-#: How it begins below a verdict with a COST line.
-BESIDES_COST = "besides COST: "
-
-
-def bound(report: Mapping[str, Any]) -> str:
-    """``besides COST: GPU computing, no fault: SMs active 92 % of the time, …``;
+def limit(report: Mapping[str, Any]) -> str:
+    """``GPU computing, no fault: SMs active 92 % of the time, …``;
     empty where a verdict says it, the job stopped, or nothing was measured."""
     found = report["job"].get("bound")  # reports of earlier versions have none
     kinds = [verdict["kind"] for verdict in report["verdicts"]]
     if not found or {*STOPS}.intersection(kinds[:1]) or {"input_bound", "host_bound", "oversubscribed"} & {*kinds}:
         return ""
     fault = "" if found["by"] in ("unknown", "cpu") else ", no fault"
-    costs = any(verdict.get("cost_ms_per_step") is not None for verdict in report["verdicts"])
-    also = BESIDES_COST if costs and bound_by(report) and not limits_more(report) else ""
-    return f"{also}{_BOUNDS.get(found['by'], found['by'])}{fault}: {found['evidence']}"
+    return f"{_BOUNDS.get(found['by'], found['by'])}{fault}: {found['evidence']}"
+
+
+def bound(report: Mapping[str, Any]) -> str:
+    """The same, below a verdict with a COST line as something besides that."""
+    found, costs = limit(report), any(one.get("cost_ms_per_step") is not None for one in report["verdicts"])
+    return f"besides COST: {found}" if found and costs and bound_by(report) and not limits_more(report) else found
 
 
 def on_bound(report: Mapping[str, Any]) -> str:

@@ -227,5 +227,7 @@ def of_pair(case: Case) -> list[Verdict]:
     cost, waits = average(more[begin:end]), sums_by_step(grid.peer_wait, blocks.starts)[:, begin:end].mean(axis=1)
     if cost < _BEYOND * average(each[begin:end]):
         return []
-    known = wording.pair(ranks[pair].tolist(), float(waits[pair].min()), float(median(np.delete(waits, pair))), cost)
-    return [costing(blocks, begin, end, cost, kind="slow_link", cause="network", confidence=0.9, **known)]
+    both = tuple(ranks[pair].tolist())
+    lines = wording.pair(both, float(waits[pair].min()), float(median(np.delete(waits, pair))), cost)
+    found = costing(blocks, begin, end, cost, kind="slow_link", cause="network", ranks=both)
+    return [replace(found, confidence=0.9, explained=1.0, evidence=lines, shown_ms=0.0)]

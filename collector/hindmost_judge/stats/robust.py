@@ -243,15 +243,12 @@ def standard_error(series: Floats, level: float | None = None) -> float:
     known = blocks[~np.isnan(blocks)]
     if len(known) < 2:
         return float("inf")
-    level = float(median(series)) if level is None else level
-    apart = MAD_TO_SIGMA * MEDIAN_COST * float(median(np.abs(series - level)))
-    error = apart / math.sqrt(np.count_nonzero(~np.isnan(series)))
-    return max(spread(known) * MEDIAN_COST / math.sqrt(len(known)), error)
+    return max(spread(known) * MEDIAN_COST / math.sqrt(len(known)), float(median_error(series, level)))
 
 
-def median_error(values: Floats) -> Floats:
-    """Standard error of the median along the last axis, where values are independent of each other."""
-    apart = np.abs(values - median(values, axis=-1)[..., None])
+def median_error(values: Floats, level: float | None = None) -> Floats:
+    """Standard error of the median (``level``) along the last axis, where values are independent of each other."""
+    apart = np.abs(values - (median(values, axis=-1)[..., None] if level is None else level))
     return np.asarray(MAD_TO_SIGMA * MEDIAN_COST * median(apart, axis=-1) / np.sqrt(np.sum(~np.isnan(values), axis=-1)))
 
 

@@ -49,9 +49,9 @@ def is_rooted(name: str) -> bool:
     return _plain(name) in _ROOTED
 
 
-def is_message(name: str) -> bool:
-    """Whether this operation's name is one of a call of two ranks, or of the wait for one of them."""
-    return name.replace("_", "") in _MESSAGES
+def messages(names: Sequence[str]) -> Array:
+    """[M] which of these operations are calls of two ranks, or waits for one of them."""
+    return np.array([name.replace("_", "") in _MESSAGES for name in names], bool)
 
 
 def is_inside(name: str) -> bool:

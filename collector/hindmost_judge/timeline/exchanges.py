@@ -19,7 +19,7 @@ from hindmost_judge import encoding
 from hindmost_judge.model import ERROR, GPU_TIME, UNMEASURED, Run, Table
 from hindmost_judge.stats.robust import median
 from hindmost_judge.timeline import steps
-from hindmost_judge.timeline.collective_calls import EXCHANGE, OWN, is_message, sums
+from hindmost_judge.timeline.collective_calls import EXCHANGE, OWN, messages, sums
 from hindmost_judge.timeline.messages import have_peers, job_ranks
 from hindmost_judge.types import Floats, Ints
 
@@ -65,8 +65,8 @@ def with_exchanges_joined(run: Run) -> tuple[Run, Ints] | None:
     if not have_peers(table):
         return None
     code, names = encoding.codes(table["op"])
-    message = np.array([is_message(name) for name in names])[code]  # a collective now and then is no part of a step
-    usable = message & ((table["flags"] & (ERROR | GPU_TIME)) == 0) & (table["duration_ns"] >= 0)
+    usable = messages(names)[code]  # a collective now and then is no part of a step
+    usable &= ((table["flags"] & (ERROR | GPU_TIME)) == 0) & (table["duration_ns"] >= 0)
     calls = np.flatnonzero(usable & (table["start_ns"] >= 0) & (table["self_ns"] != UNMEASURED))
     if len(calls) == 0:  # nothing tells what ranks did between their messages
         return None

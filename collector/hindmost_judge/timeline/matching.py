@@ -33,9 +33,9 @@ from hindmost_judge.timeline.collective_calls import (
     WAIT,
     awaited_broadcasts,
     is_inside,
-    is_message,
     is_rooted,
     is_synchronising,
+    messages,
     with_before,
     with_their_waits,
     without_single_members,
@@ -142,8 +142,7 @@ def _with_other_waits(calls: Table, meets: Array, code: Ints, names: list[str]) 
     what it waited. Its own work, and that of the rank that it waited for, are what they did outside of both calls.
     """
     usable = (calls["flags"] & (NONBLOCKING | ERROR | GPU_TIME)) == 0
-    usable &= ~np.array([is_message(name) for name in names], bool)[code]
-    usable &= (calls["duration_ns"] >= 0) & (calls["start_ns"] >= 0)
+    usable &= ~messages(names)[code] & (calls["duration_ns"] >= 0) & (calls["start_ns"] >= 0)
     if not (usable & ~meets).any() or (usable & meets).sum() < meets.sum():
         return encoding.chosen(calls, meets)
     table, stays = encoding.chosen(calls, meets | usable), meets[meets | usable]
@@ -216,7 +215,7 @@ def _peer_wait(collectives: Table, named: tuple[Ints, list[str]], grid: Grid) ->
     """[R, K] ns in sends and receives between a rank's previous collective and this one: waiting for a neighbour."""
     waited = grid.peer_wait
     code, names = named
-    chosen = np.array([is_message(name) for name in names], bool)
+    chosen = messages(names)
     if not chosen.any():
         return waited
     indices = np.flatnonzero(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -480,11 +479,10 @@ def link(ranks: Sequence[int], found: SlowLink) -> list[str]:
     return lines
 
 
-def pair(ranks: list[int], waits: float, others: float, late: float) -> dict[str, Any]:
-    """What is known of two ranks that share a slow link."""
+def pair(ranks: Sequence[int], waits: float, others: float, late: float) -> tuple[str, str]:
+    """Evidence for two ranks that share a slow link."""
     wait = f"{names(ranks)} wait {ms(waits)} per step in messages, other ranks {ms(others)}"
-    lines = wait, f"they come to collectives together, {ms(late)} later than any rank's work takes"
-    return {"ranks": tuple(ranks), "explained": 1.0, "shown_ms": 0.0, "evidence": lines}
+    return wait, f"they come to collectives together, {ms(late)} later than any rank's work takes"
 
 
 def network(found: SlowNetwork, *, late: bool = False) -> list[str]:

@@ -141,8 +141,8 @@ def test_who_is_slow_in_its_group_is_named_at_what_it_costs_there(step_ms: float
 def test_steps_alone_are_compared_within_a_group_too() -> None:
     """Where no collective was timed, the communicators still say who meets whom."""
     run = both(group(1), group(2, step_ms=130.0))
-    nobody = replace(run, collectives={name: column[:0] for name, column in run.collectives.items()})
-    report = judge(nobody)
+    untimed = replace(run, collectives={name: column[:0] for name, column in run.collectives.items()})
+    report = judge(untimed)
     assert [(verdict.kind, verdict.ranks) for verdict in report.verdicts] == [
         ("insufficient_data", ())
     ]  # slow in backward, who knows
