@@ -133,6 +133,9 @@ def _from_collectives(run: Run, joined: Grid, table: Table) -> Blocks | None:
     first = min(steps.warmup(period), steps.warmup(alone))  # a stall is no warm-up, nor are steps that wait for a rank
     if len(found) - first < 1:
         return None
+    # A recording without warm-up may begin within a step: the first to come has not waited for set-up.
+    entered = (np.fmax if first else np.fmin).reduce(joined.start[:, 0])
+    entered_ns = float(entered) if not joined.gpu_time else float("-inf")
     cut = starts[first]
     position = np.arange(joined.columns) - np.repeat(starts, np.diff(np.append(starts, joined.columns)))
     overlapping = matching.overlapping_columns(joined, position)[cut:]
@@ -146,7 +149,7 @@ def _from_collectives(run: Run, joined: Grid, table: Table) -> Blocks | None:
     order = schedule_of(run, joined, starts, overlapping, pipelined.left(before))
     cohort = cohorts.find(joined, self_time, order.stages(len(joined.ranks)) if order is not None else None)
     assembled = _assemble(joined, self_time, overlapping, found[first:], starts, period[first:], first, table, cohort)
-    return pipelined.of(assembled, order)
+    return pipelined.of(replace(assembled, entered_ns=entered_ns), order)
 
 
 def _assemble(

@@ -25,7 +25,6 @@ from hindmost_judge.detect.hang import Hang, Mismatch, since_step
 from hindmost_judge.model import FINISHED, NONBLOCKING, PROFILED, VANISHED, Job, Run, rows
 from hindmost_judge.settings import Settings
 from hindmost_judge.stats.robust import median
-from hindmost_judge.timeline.matching import Grid
 from hindmost_judge.timeline.phases import training
 from hindmost_judge.types import UNREAD, Ints
 from hindmost_judge.verdict.advice import in_python, of_stopped, place, with_gpus
@@ -198,8 +197,8 @@ def find_ended_stalls(run: Run, blocks: Blocks | None, settings: Settings) -> tu
     first_step = float("-inf")  # what ranks wait before is set-up
     if rows(run.steps):
         first_step = float(run.steps["start_ns"].min())
-    elif blocks is not None and blocks.joined is not None and not blocks.joined.gpu_time:
-        first_step = _first_step(run, blocks, blocks.joined)
+    elif blocks is not None:
+        first_step = blocks.entered_ns
     seen, once = _gaps(run, moments, hang_timeout_ns)
     found = [(gap, _stall(run, gap, began)) for gap in seen]
     start_up = [_stall_sentence(run, stall, gap, START_UP) for gap, stall in found if gap.until <= first_step]
@@ -210,18 +209,6 @@ def find_ended_stalls(run: Run, blocks: Blocks | None, settings: Settings) -> tu
     unexplained = [_stall_words(_stall(run, gap, began)) for gap in once if gap.until > first_step]
     sentences += ["; ".join([f"once, cause unknown: {words[0]}", *words[1:]]) for words in unexplained]
     return tuple(stall for _, stall in found), [*start_up, *sentences]
-
-
-def _first_step(run: Run, blocks: Blocks, joined: Grid) -> float:
-    """When the last rank entered the first step, ns: as many calls before the first judged step as warm-up has."""
-    judged = float(np.nanmin(joined.start[:, 0]))
-    calls = round(blocks.warmup * joined.start.shape[1] / len(blocks.steps))
-    early = run.collectives["start_ns"] < judged
-    entered = [
-        np.sort(run.collectives["start_ns"][early & (run.collectives["rank"] == rank)])[-calls or None :][:1]
-        for rank in blocks.ranks.tolist()
-    ]
-    return float(max((times[0] for times in entered if len(times) and calls), default=judged))
 
 
 def with_ended_stalls(found: list[Verdict], stalls: Sequence[Stall], run: Run) -> list[Verdict]:

@@ -83,6 +83,19 @@ def test_who_keeps_its_neighbours_waiting_is_named(ranks: int, often: int) -> No
     assert first.evidence[0].startswith("self time between exchanges: rank 1")
 
 
+@pytest.mark.parametrize(("step", "kind"), [(0, "start-up: "), (1, "stall "), (3, "stall ")])
+def test_a_stall_in_warm_up_of_exchanges_is_a_stall(step: int, kind: str) -> None:
+    """Their steps are of many calls: how many rows a rank has tells no time."""
+    own = np.full((3, 60), 10 * MS)
+    own[:, :5] *= 4
+    own[1, step] += 10_000 * MS
+    run = exchanging(own)
+    look = {"rank": np.array([1]), "time_ns": np.array([(run.job.started_ns or 0) + 5_000 * MS])}
+    report = judge(replace(run, stacks=table("stacks", **look, text='Thread 1 (idle): "MainThread"\n')))
+    assert [stall.ranks for stall in report.job.stalls] == [(1,)] * (kind == "stall ")
+    assert report.notes[0].startswith(f"{kind}10.0 s without progress")
+
+
 def test_the_table_says_exchanges_where_ranks_meet_in_no_collective() -> None:
     """No line of the report speaks of collectives."""
     own = works()
