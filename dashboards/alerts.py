@@ -162,9 +162,9 @@ GPUS = (
     Rule(
         "HindmostGpuThrottled",
         WARNING,
-        "sum by (node, gpu_uuid) (rate(hindmost_gpu_clocks_event_seconds_total{reason=~"
-        '"sw_thermal.*|hw_thermal.*|hw_slowdown|hw_power_brake.*"}[5m]) '
-        f'or hindmost_gpu_clocks_event_ratio{{reason=~".*thermal.*"}}) > {alert("gpu_held_back")}',
+        "sum by (node, gpu_uuid) (max by (node, gpu_uuid, reason) (rate(hindmost_gpu_clocks_event_seconds_total"
+        '{reason=~"sw_thermal.*|hw_thermal.*|hw_slowdown|hw_power_brake.*"}[5m]) '
+        f'or hindmost_gpu_clocks_event_ratio{{reason=~".*thermal.*"}})) > {alert("gpu_held_back")}',
         lasting("gpu_held_back"),
         "GPU {{ $labels.gpu_uuid }} of {{ $labels.node }} is slowed down {{ $value | humanizePercentage }} of the time",
         "Heat or the power supply holds its clock back, so its rank is late in each step. Compare its temperature with "

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from dashboards import board
 from dashboards.board import Section
 from dashboards.panels import TO_NODE, Column, lines, rows
-from dashboards.promql import LINES, OWNER, ROWS, over_range, per_second
+from dashboards.promql import LINES, OWNER, ROWS, once, over_range, per_second
 from dashboards.thresholds import limits
 
 if TYPE_CHECKING:
@@ -24,17 +24,19 @@ PER_GPU = "{{node}} GPU {{gpu}} · rank {{rank}}"
 HARMLESS = 'reason!~"gpu_idle|applications_clocks|sync_boost|display_clocks"'
 
 
-CLOCK = "hindmost_gpu_sm_clock_hertz / on (node, gpu_uuid) hindmost_gpu_sm_clock_max_hertz"
-MEMORY = "hindmost_gpu_memory_used_bytes / on (node, gpu_uuid) hindmost_gpu_memory_total_bytes"
+CLOCK = "hindmost_gpu_sm_clock_hertz / hindmost_gpu_sm_clock_max_hertz"
+MEMORY = "hindmost_gpu_memory_used_bytes / hindmost_gpu_memory_total_bytes"
 #: NVIDIA's GPUs count the seconds, AMD's have the share of each reading.
-HELD = (
+HELD = once(
+    "node, gpu_uuid, reason",
     f"{per_second(f'hindmost_gpu_clocks_event_seconds_total{{{HARMLESS}}}')} "
-    f"or hindmost_gpu_clocks_event_ratio{{{HARMLESS}}}"
+    f"or hindmost_gpu_clocks_event_ratio{{{HARMLESS}}}",
 )
 HELD_BACK = f"sum by (node, gpu_uuid) ({HELD})"
 #: NVIDIA's GPUs tell errors by kind, AMD's what was sent again.
 PCIE_TROUBLE = " or ".join(
-    f"sum by (node, gpu_uuid) ({per_second(f'hindmost_gpu_pcie_{what}_total')})" for what in ("errors", "replays")
+    f"sum by (node, gpu_uuid, instance) ({per_second(f'hindmost_gpu_pcie_{what}_total')})"
+    for what in ("errors", "replays")
 )
 OWNED = f"and on (node, gpu_uuid) {OWNERS}"
 
@@ -142,9 +144,11 @@ def work() -> Panels:
 def links() -> Panels:
     """What passes to and from a GPU, and what went wrong on the way."""
     nvlink = per_second("hindmost_gpu_nvlink_receive_bytes_total")
-    xid = over_range("hindmost_gpu_all_xid_errors_total")
-    nvlink_errors = over_range("hindmost_gpu_nvlink_replay_errors_total")
-    uncorrected = 'hindmost_gpu_ecc_errors_total{corrected="no"}'
+    kinds = [
+        ('hindmost_gpu_ecc_errors_total{corrected="no"}', "{{node}} ECC"),
+        ("hindmost_gpu_nvlink_replay_errors_total", "{{node}} NVLink"),
+        ("hindmost_gpu_all_xid_errors_total", "{{node}} XID"),
+    ]
     pcie = "hindmost_gpu_pcie_receive_bytes_per_second"
     return [
         _lowest("NVLink received", "One GPU far below its peers: a link is down or slow.", "Bps", nvlink),
@@ -154,9 +158,10 @@ def links() -> Panels:
             "Memory errors that ECC could not correct and XID errors are reasons to drain the node. "
             "hindmost_gpu_xid_errors_total names the XID. NVLink packets sent again cost time.",
             "none",
-            (f"topk({LINES}, sum by (node) ({over_range(uncorrected)} {OWNED}))", "{{node}} ECC"),
-            (f"topk({LINES}, sum by (node) ({nvlink_errors} {OWNED}))", "{{node}} NVLink"),
-            (f"topk({LINES}, sum by (node) ({xid} {OWNED}))", "{{node}} XID"),
+            *(
+                (f"topk({LINES}, max by (node) (sum by (node, instance) ({over_range(errors)} {OWNED})))", legend)
+                for errors, legend in kinds
+            ),
         ),
         _highest(
             "PCIe errors",
@@ -169,7 +174,7 @@ def links() -> Panels:
 
 def of_gpus(expression: str) -> str:
     """A value of each chosen GPU, with the rank that computes on it."""
-    return f"{OWNERS} * on (node, gpu_uuid) group_left () ({expression})"
+    return f"{OWNERS} * on (node, gpu_uuid) group_left () {once('node, gpu_uuid', expression)}"
 
 
 def _highest(title: str, description: str, unit: str, expression: str) -> timeseries.Panel:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from dashboards import board
 from dashboards.board import Section
 from dashboards.panels import OF_NODE, TO_GPUS, Column, lines, rows
-from dashboards.promql import NODE_BUSY, ROWS, of_nodes, per_second
+from dashboards.promql import NODE_BUSY, ROWS, of_nodes, once, over_range, per_second
 from dashboards.thresholds import limits
 
 if TYPE_CHECKING:
@@ -79,13 +80,14 @@ def overview() -> Panels:
 
 def host() -> Panels:
     """Where CPU time goes, what is short, and what memory is used for."""
+    cpu = of_nodes("hindmost_node_cpu_seconds_total", NOT_IDLE)
     return [
         lines(
             "CPU time by mode",
             "Cores' worth of time of the chosen nodes together. Much system time: interrupts, page faults, file I/O. "
             "Much iowait: storage. Steal: another virtual machine on the same host.",
             "none",
-            (f"sum by (mode) ({per_second(of_nodes('hindmost_node_cpu_seconds_total', NOT_IDLE))})", "{{mode}}"),
+            (f"sum by (mode) ({once('node, mode', per_second(cpu))})", "{{mode}}"),
             stacked=True,
         ),
         _highest(
@@ -192,7 +194,7 @@ def hardware() -> Panels:
             "Hardware errors, killed processes, lost links and the like, over the time range.",
             "none",
             (
-                f"sum by (node, event) (increase({of_nodes('hindmost_node_all_kernel_events_total')}[$__range]))",
+                over_range(of_nodes("hindmost_node_all_kernel_events_total")),
                 "{{node}} {{event}}",
             ),
         ),
@@ -200,11 +202,13 @@ def hardware() -> Panels:
             "Temperature",
             "The hottest sensor of each node.",
             "celsius",
-            (f"max by (node) ({of_nodes('hindmost_node_temperature_celsius')})", "{{node}}"),
+            (of_nodes("hindmost_node_temperature_celsius"), "{{node}}"),
         ),
     ]
 
 
 def _highest(title: str, description: str, unit: str, *queries: Query) -> timeseries.Panel:
-    shown = ((f"topk({LINES}, {query})", legend) for query, legend in queries)
+    """The highest lines, one for each legend."""
+    labels = [", ".join(re.findall(r"\{\{(\w+)\}\}", legend)) for _, legend in queries]
+    shown = ((f"topk({LINES}, {once(by, query)})", legend) for by, (query, legend) in zip(labels, queries, strict=True))
     return lines(title, description, unit, *shown, links=OF_NODE)

@@ -79,6 +79,11 @@ def worst(expression: str, lines: int = LINES) -> str:
     return f"{expression} and on (job_id, rank) topk({lines}, {ranking})"
 
 
+def once(labels: str, expression: str) -> str:
+    """What several collectors see of the same device or node, once each."""
+    return f"max by ({labels}) ({expression})"
+
+
 def highest(expression: str) -> str:
     """The highest series of ``expression``, at each moment."""
     return f"topk({LINES}, {expression})"

@@ -103,29 +103,50 @@ def test_workers_count_with_their_rank(evaluate: Evaluate) -> None:
     evaluate([Case(series, [(found, END, {'{rank="0"}': 4, '{rank="1"}': 1})])])
 
 
-def test_a_node_that_two_collectors_see_counts_once(evaluate: Evaluate) -> None:
+def test_what_two_collectors_see_counts_once(evaluate: Evaluate) -> None:
     """Each job that is started on its own has a collector; the silence is that of the job's own agent."""
     series = {'hindmost_rank_info{job_id="j",rank="0",node="n",instance="c:1"}': f"1x{TICKS}"}
     for number in (1, 2):
         of = f'node="n",instance="c:{number}"'
+        gpu = f'{of},gpu_uuid="G"'
         series |= {
             f"hindmost_node_memory_available_bytes{{{of}}}": f"{number + 1}x{TICKS}",
             f"hindmost_node_memory_total_bytes{{{of}}}": f"4x{TICKS}",
-            f'hindmost_node_pressure_waiting_seconds_total{{{of},resource="io"}}': f"0+{0.6 * INTERVAL_S}x{TICKS}",
             f"hindmost_collector_agent_silence_seconds{{{of}}}": f"{number}x{TICKS}",
+            f'hindmost_gpu_info{{{gpu},gpu="0"}}': f"1x{TICKS}",
+            f"hindmost_gpu_up{{{gpu}}}": f"1x{TICKS}",
+            f"hindmost_gpu_sm_clock_hertz{{{gpu}}}": f"3x{TICKS}",
+            f"hindmost_gpu_sm_clock_max_hertz{{{gpu}}}": f"4x{TICKS}",
+            f'hindmost_gpu_ecc_errors_total{{{gpu},corrected="no"}}': f"0+1x{TICKS}",
+        }
+        counters = {
+            f'hindmost_node_pressure_waiting_seconds_total{{{of},resource="io"}}': 0.6,
+            f'hindmost_node_cpu_seconds_total{{{of},mode="user"}}': 6,
+            f'hindmost_gpu_clocks_event_seconds_total{{{gpu},reason="hw_slowdown"}}': 0.0625,
         }
         for what in ("disk_read", "disk_written", "network_receive", "network_transmit"):
             for device in ("a", "b"):
-                name = f'hindmost_node_{what}_bytes_total{{{of},device="{device}"}}'
-                series[name] = f"0+{10 * INTERVAL_S}x{TICKS}"
-    on_n = '{node="n"}'
+                counters[f'hindmost_node_{what}_bytes_total{{{of},device="{device}"}}'] = 10
+        series |= {name: f"0+{rate * INTERVAL_S}x{TICKS}" for name, rate in counters.items()}
+    on_n, of_gpu = '{node="n"}', '{node="n",gpu_uuid="G",gpu="0"}'
     expected = [
-        ("Memory in use", "A", {on_n: 0.5}),
-        ("Pressure", "A", {'{node="n",resource="io"}': 0.6}),
-        ("Since the agent's last message", "A", {on_n: 1}),
-        *((title, ref, {on_n: 20}) for title in ("Disk", "Network") for ref in "AB"),
+        ("job", "Memory in use", "A", {on_n: 0.5}),
+        ("job", "Pressure", "A", {'{node="n",resource="io"}': 0.6}),
+        ("job", "Since the agent's last message", "A", {on_n: 1}),
+        *(("job", title, ref, {on_n: 20}) for title in ("Disk", "Network") for ref in "AB"),
+        ("nodes", "CPU time by mode", "A", {'{mode="user"}': 6}),
+        ("nodes", "Pressure", "A", {'{node="n",resource="io"}': 0.6}),
+        ("nodes", "Network bytes", "A", {f'{{node="n",device="{device}"}}': 10 for device in ("a", "b")}),
+        ("gpus", "SM clock", "A", {of_gpu: 0.75}),
+        ("gpus", "Held back", "A", {'{reason="hw_slowdown"}': 0.0625}),
+        ("gpus", "Errors over the time range", "A", {on_n: 20}),
     ]
-    evaluate([Case(series, [(target("job", title, ref).filled(job_id="j"), END, of) for title, ref, of in expected])])
+    checks = [
+        (target(board, title, ref).filled(job_id="j" if board == "job" else ".*"), END, of)
+        for board, title, ref, of in expected
+    ]
+    throttled = 'ALERTS{alertname="HindmostGpuThrottled"}'
+    evaluate([Case(series, [*checks, (throttled, END, {})])])
 
 
 def test_a_gpu_without_a_job_is_shown(evaluate: Evaluate) -> None:
