@@ -135,7 +135,7 @@ def _worth_it(late: Floats, blocks: Blocks, settings: Settings) -> list[recurrin
     """Rows of ``late`` [R, K] ns with a few delays of one size that are worth it, and are mostly theirs."""
     smallest = settings.stall_effect * blocks.step_ns
     found = recurring_events.find(late, smallest, settings.min_stalls, stopped.stopped_rows(blocks))
-    least = settings.min_effect * float(np.nansum(blocks.period))
+    least = settings.effect(len(blocks.ranks)) * float(np.nansum(blocks.period))
     return [one for one in found if one.share >= settings.min_stall_share and one.size * len(one.steps) >= least]
 
 

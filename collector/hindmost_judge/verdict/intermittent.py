@@ -178,7 +178,8 @@ def _verdict(
         saved = saved * max(grew[0] * len(one.stalled) / total, 1.0)  # during backward most of the delay does not show
     shown, worth = (max(float(each.mean()), float(in_all.mean())) for each in (seen, saved))
     without_owner = settings.min_share_of_waste * (shown + imbalance_cost(as_seen(rest)))
-    if worth < settings.min_effect * average(rest.period) or shown < without_owner:
+    least = settings.effect(len(rest.ranks)) * average(rest.period)
+    if worth < least or shown < without_owner:
         return None
     first = int(one.stalled[0])
     # From the start, unless that is longer ago than any two stalls.
@@ -186,7 +187,9 @@ def _verdict(
     gain = float(saved[span].mean())
     if cause.cause == "input":  # workers of those that wait catch up meanwhile: their full queues hide what they need
         change = savings.observed_change(rest, slice(int(span[0]), len(rest.steps)), longest=np.inf)
-        gain = gain if change is None else change.cost(gain, gain, None)
+        replayed, gain = gain, gain if change is None else change.cost(gain, gain, None)
+        if worth * gain < least * replayed:
+            return None
     held_up = cpu_wait.held_up_transfers(rest, list(one.rows), span, gain) if cause.cause == "cpu_contention" else 0.0
     ranks = tuple(sorted(int(rest.ranks[row]) for row in one.rows))
     return costing(
