@@ -57,6 +57,7 @@ SECTIONS: dict[Any, tuple[str, dict[str, str]]] = {
             "waited_s": "of a stop: the seconds that all `victims` waited, in a deadlock `ranks`, too; `null`: unknown",
             "cost_ms_per_step": "what fixing it saves of a mean step from `since_step` to before `until_step`",
             "cost_ratio": "the same as a share of those steps",
+            "cost_is": "`estimate`: by how much longer steps became; `at_least`: it may be more; `null`: by a replay",
             "given": "ranks of earlier verdicts: the cost is what fixing this one saves once they are fixed",
             "confidence": "how sure the ranks are; of the name, not of the cost",
             "explained": "share of the delay that the cause's measurement explains",

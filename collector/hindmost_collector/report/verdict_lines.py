@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-from hindmost_judge.verdict.schema import unsure
-from hindmost_judge.verdict.wording import ALONE, ANY_JOB, AT_LEAST, RANKS_WAIT, TWO_CAUSES, WHICH_ID, duration, names
+from hindmost_judge.verdict.schema import AT_LEAST, unsure
+from hindmost_judge.verdict.wording import ALONE, ANY_JOB, RANKS_WAIT, TWO_CAUSES, WHICH_ID, duration, names
 
 from hindmost_collector.report import columns
 from hindmost_collector.report.columns import part_of, ratio, without
@@ -353,7 +353,7 @@ def _cost(one: Mapping[str, Any]) -> tuple[str, str]:
     cost, share, before = one.get("cost_ms_per_step"), one.get("cost_ratio"), one.get("given") or ()
     if cost is None:
         return "", _waited(one)
-    least = "at least " if any(line.startswith(AT_LEAST) for line in one.get("evidence") or ()) else ""
+    least = "at least " if one.get("cost_is") == AT_LEAST else ""
     amount, when = f"{least}{_amount(one)} per step", f" {_when(one)}".rstrip()
     if not share:
         return amount, f"{amount}{when}"

@@ -23,7 +23,7 @@ from hindmost_judge.types import Array, Floats, Ints
 from hindmost_judge.usage import CpuUse
 from hindmost_judge.verdict import advice, wording
 from hindmost_judge.verdict.intermittent import of_stalls
-from hindmost_judge.verdict.schema import Verdict
+from hindmost_judge.verdict.schema import AT_LEAST, ESTIMATE, Verdict
 from hindmost_judge.verdict.slow_ranks import of_slowdowns, right
 from hindmost_judge.verdict.whole_job import balanced, costing
 from hindmost_judge.verdict.wording import ms, names, telling_on_shared_cpus
@@ -169,11 +169,13 @@ def _at_least(one: Verdict, blocks: Blocks) -> Verdict:
     of CPU time takes as long as the others' does; else it takes a ms.
     """
     needs, queue = blocks.parts.get("self_cpu"), blocks.parts.get("self_runqueue")
-    if needs is None or queue is None or any(line.startswith(wording.ESTIMATE) for line in one.evidence):
+    if needs is None or queue is None or one.cost_is == ESTIMATE:
         return one
     used, queued = (float(np.nan_to_num(median(median(part, axis=1)))) for part in (needs, queue))
     times = (used + queued) / max(used, 1.0)
-    return replace(one, evidence=(*one.evidence, wording.at_least(times))) if times >= _STRETCHED else one
+    if times < _STRETCHED:
+        return one
+    return replace(one, cost_is=AT_LEAST, evidence=(*one.evidence, wording.at_least(times)))
 
 
 def other_stalls(found: list[Verdict], stalls: list[Stalls], blocks: Blocks, settings: Settings) -> list[Verdict]:

@@ -36,6 +36,10 @@ CAUSES = tuple(
 BOUNDS = ("input", "copies", "host", "cpu", "compute", "gpu_compute", "gpu_memory", "communication", "unknown")
 
 
+#: What a cost is that is not the replay's alone: taken from how much longer steps became, or the least that it can be.
+COST_IS = ESTIMATE, AT_LEAST = "estimate", "at_least"
+
+
 class WhichOperation(str):
     """Evidence that identifies an operation by its communicator: for who debugs, not for who is called."""
 
@@ -56,6 +60,7 @@ class Verdict:
     waited_s: float | None = None  # of a job that stopped: the sum over victims, of a deadlock over its ranks, too
     cost_ms_per_step: float | None = None
     cost_ratio: float | None = None
+    cost_is: str | None = None  # one of COST_IS; None: as the replay has it
     given: tuple[int, ...] = ()  # ranks of verdicts before, once which are repaired the cost is saved
     confidence: float | None = None
     explained: float | None = None  # fraction of the delay that the cause's measurement explains

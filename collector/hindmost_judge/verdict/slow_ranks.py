@@ -19,7 +19,7 @@ from hindmost_judge.timeline import cohorts
 from hindmost_judge.types import Floats
 from hindmost_judge.verdict import wording
 from hindmost_judge.verdict.advice import ON_HOST
-from hindmost_judge.verdict.schema import Verdict
+from hindmost_judge.verdict.schema import ESTIMATE, Verdict
 from hindmost_judge.verdict.whole_job import costing
 from hindmost_judge.whatif import hidden_delay, savings
 from hindmost_judge.whatif.savings import BY_ITSELF, imbalance_cost, step_delay, without_slowdowns
@@ -181,7 +181,7 @@ def _straggler(
     before = [slowdown for slowdown in replay.costly if slowdown.row in repaired_rows]  # each repaired of all it has
     saved = replay.saves(slowdowns, before)
     conditional_on = before if before and replay.saves(slowdowns, []) < BY_ITSELF * saved else []
-    cost, on_cost = (saved, []) if conditional_on else _cost(group, replay, before, blocks)
+    cost, on_cost, cost_is = (saved, [], None) if conditional_on else _cost(group, replay, before, blocks)
     in_all = replay.saves(slowdowns, replay.others(slowdowns))
     worth = in_all if in_all > saved else cost  # of two equally late neither fix alone saves anything
     if worth < settings.min_cost * blocks.step_ns:
@@ -203,6 +203,7 @@ def _straggler(
         ranks=ranks,
         victims=victims,
         cause=cause.cause,
+        cost_is=cost_is,
         given=tuple(sorted({int(blocks.ranks[slowdown.row]) for slowdown in conditional_on})),
         confidence=_confidence(slowdowns, settings),
         explained=cause.explained,
@@ -233,8 +234,8 @@ def _measured(slowdown: Slowdown, blocks: Blocks, settings: Settings) -> bool:
 
 def _cost(
     group: list[tuple[Slowdown, Cause]], replay: _Replay, before: list[Slowdown], blocks: Blocks
-) -> tuple[float, list[str]]:
-    """Ns a step that the fix saves, with ``before`` fixed, and its parts beyond the visible delay."""
+) -> tuple[float, list[str], str | None]:
+    """Ns a step that the fix saves, with ``before`` fixed, its parts beyond the visible delay, and what it is."""
     slowdowns = _slowdowns(group)
     span, rows = _span(slowdowns), [slowdown.row for slowdown in slowdowns]
     by_step = replay.adds(slowdowns, before)
@@ -251,7 +252,8 @@ def _cost(
         seen = change.cost(replayed, waited, savings.others_grew(blocks, rows, span))
         cost *= seen / replayed if replayed > 0 else 1.0  # others may hide it in steps that cannot be compared
     estimated = wording.estimated(cost, saved, change) if blocks.evidence == NEEDS else []
-    return cost, [*wording.held_up(held_up), *(estimated or wording.longer_than_replayed(change, cost))]
+    lines = estimated or wording.longer_than_replayed(change, cost)
+    return cost, [*wording.held_up(held_up), *lines], ESTIMATE if estimated else None
 
 
 def _ranged(slowdowns: list[Slowdown], before: list[Slowdown], blocks: Blocks) -> list[str]:

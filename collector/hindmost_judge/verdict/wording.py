@@ -308,20 +308,16 @@ def longer_than_replayed(change: StepTimeChange | None, saved: float) -> list[st
     return [f"steps became {ms(change.longer)} longer then; the delay explains only a part of it"]
 
 
-#: How the evidence begins that says that a cost was taken from what steps became longer by, and that it is the least.
-ESTIMATE, AT_LEAST = "COST is an estimate", "COST is the least"
-
-
 def at_least(times: float) -> str:
     """That CPU time may cost ``times`` what it takes, where all ranks wait for CPUs."""
-    return f"{AT_LEAST}: on these full CPUs 1 ms of CPU time costs 1 to {times:.0f} ms"
+    return f"COST is the least: on these full CPUs 1 ms of CPU time costs 1 to {times:.0f} ms"
 
 
 def estimated(cost: float, alone: float, change: StepTimeChange | None) -> list[str]:
     """That CPU time costs more than it takes, ns a step: its rank shares CPUs, so it delays the others' work, too."""
     if change is None or cost <= _MORE * alone:
         return []
-    return [f"{ESTIMATE}: CPU time alone explains {ms(alone)}, and steps became {ms(change.longer)} longer"]
+    return [f"COST is an estimate: CPU time alone explains {ms(alone)}, and steps became {ms(change.longer)} longer"]
 
 
 #: Where a repair saves less than this share of the delay, and work is uneven, evidence says what hides the rest.
