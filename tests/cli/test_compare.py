@@ -111,6 +111,15 @@ def test_a_run_that_was_interrupted_is_never_simply_faster() -> None:
     assert line.startswith("RESULT B was interrupted by SIGINT; up to there: B is faster by")
 
 
+def test_a_run_that_failed_is_never_simply_faster() -> None:
+    """The result begins with the failure, and no note repeats it."""
+    died = job(2)
+    died = dataclasses.replace(died, job=dataclasses.replace(died.job, exit_code=137))
+    lines = text.render(compare(job(faults=[SLOW]), died), width=300).splitlines()
+    (line,) = [line for line in lines if "B failed" in line]
+    assert line.startswith("RESULT B failed: exit code 137 (SIGKILL); up to there: B is faster by")
+
+
 def test_what_acts_in_a_part_of_the_steps_is_a_change_of_the_mean() -> None:
     """The median step is one without the fault; the mean is not."""
     found = compare(job(), job(2, faults=[{"rank": 2, "compute": 3.0, "from": 100}]))

@@ -326,9 +326,16 @@ def _notes(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
     ]
     if a.get("command") and b.get("command") and (words := _unlike(a["command"].split(), b["command"].split())):
         unlike.append(f"the command differs: {words}")
-    failed = [(label, job) for label, job in (("A", a), ("B", b)) if job.get("ended") and not job.get("interrupted_by")]
-    how = {label: "failed" if job.get("exit_code") else "ended" for label, job in failed}
-    return unlike + [f"{label} {how[label]}: {job['ended']}" for label, job in failed]
+    return [*unlike, *_failures(a, b).values()]
+
+
+def _failures(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, str]:
+    """Label to how a run ended of itself before its work was done."""
+    failed = {label: job for label, job in (("A", a), ("B", b)) if job.get("ended") and not job.get("interrupted_by")}
+    return {
+        label: f"{label} {'failed' if job.get('exit_code') else 'ended'}: {job['ended']}"
+        for label, job in failed.items()
+    }
 
 
 def _share_of_step(seen: Overview, plane: str) -> float | None:
@@ -412,7 +419,8 @@ def render(found: Mapping[str, Any], width: int = 100, color: bool = False) -> s
     pace = next((one for one in found["rates"] if one["name"] == "work_per_s" and one["change"] is not None), None)
     left, right = found["work_per_step"]
     unlike = pace is not None and left and right and abs(right / left - 1) >= _OTHER_WORK
-    page.print(labelled("RESULT", *_result(found, _pace(pace) if pace and unlike else _of_steps(found))))
+    result = _result(found, _pace(pace) if pace and unlike else _of_steps(found))
+    page.print(labelled("RESULT", *result))
     if unlike:
         page.print(labelled("", f"a step has {left:,.0f} samples or tokens in A and {right:,.0f} in B"))
     elif pace:
@@ -422,7 +430,8 @@ def render(found: Mapping[str, Any], width: int = 100, color: bool = False) -> s
     for one in found.get("settings") or ():
         page.print(labelled("SET", _setting(one)))
     for note in found["notes"]:
-        page.print(labelled("NOTE", note, "dim"))
+        if note not in result[0]:
+            page.print(labelled("NOTE", note, "dim"))
     shown = [measure for measure in found["measures"] if _matters(measure, found["measures"])]
     if shown:
         page.print(_table(shown))
@@ -445,8 +454,11 @@ def _result(found: Mapping[str, Any], pace: tuple[str, str]) -> tuple[str, str]:
     ends = [f"{label} did not finish: {said}" for label, said in stopped.items()]
     signals = {label: found[label.lower()].get("interrupted_by") for label in ("A", "B")}
     ends += [f"{label} was interrupted by {name}" for label, name in signals.items() if name and label not in stopped]
+    failed = {label: said for label, said in _failures(found["a"], found["b"]).items() if label not in stopped}
+    ends += failed.values()
     if not ends:
         return steps, style
+    stopped |= failed
     style = f"bold {_WORSE if 'B' in stopped else _BETTER if stopped else 'yellow'}"
     return f"{'; '.join(ends)}; up to there: {steps}", style
 
