@@ -263,22 +263,19 @@ def number(value: float | None) -> str:
 
 #: What a column is, where its title alone does not say it.
 _EXPLAINED = {
-    "self time": "work between collectives",
+    "self time": "between collectives",
     "CPU forward": "the CPU's part, launching kernels",
     "GPU backward": "as all GPU phases, includes waits for slower ranks",
-    "sync": "waiting for gradients of all ranks",
+    "sync": "waits for all gradients",
     "other": "in no phase (logging, metrics, .item())",
     "CPU queue": "self time in which no CPU was free",
     "queue in step": "ready to run, no free CPU",
     "off CPU": "self time in which it was blocked",
     "storage wait": "blocked by storage, all loading processes",
-    "wait": "in collectives, for ranks that arrive later",
-    "transfer": "collectives without that wait",
+    "wait": "in collectives, for later ranks",
+    "transfer": "the rest of collectives",
     "caused wait": "the others' wait for this rank",
-    "last to arrive": "in that share of collectives",
     "in calls": "share of the time in collectives and messages; the others may wait for the rank with the least",
-    "CPUs": "used on average",
-    "waits for a CPU": "in that share of the time",
 }
 #: Columns that are no times, and so need no caption.
 _NO_TIMES = {"rank", "node", "last to arrive", "in calls", "CPUs", "waits for a CPU", "memory"}
@@ -299,13 +296,13 @@ def caption(titles: Sequence[str], report: Mapping[str, Any]) -> str:
     """Under the table: of which steps it is, and what its columns are; empty where there is nothing to explain."""
     found = report["verdicts"]
     stopped = any(one["kind"] in STOPS for one in found[:1])
-    of = "the steps before the job stopped" if stopped else "all steps after warm-up"
+    of = "before the job stopped" if stopped else "after warm-up"
     starts = [one["since_step"] for one in found if one.get("since_step") and not stopped]
     when, _ = of_fault(report)
     if when and any(title.endswith(f" {when}") for title in titles):
-        of += f"; `{when}`: of these steps alone"
+        of += f"; `{when}`: in these steps alone"
     else:
-        of += f", also those before step {min(starts)}" if starts else ""
+        of += f", also before step {min(starts)}" if starts else ""
     cost = any(one.get("cost_ms_per_step") is not None for one in found)
     means = [*(["COST"] if cost else []), *(title for title in _MEANS if title in titles)]
     explained = [f"{title}: {words}" for title, words in _explained(report).items() if title in titles]
@@ -313,7 +310,7 @@ def caption(titles: Sequence[str], report: Mapping[str, Any]) -> str:
         [f"Columns overlap: {'only COST is lost time' if cost else 'do not add them'}"] if "wait" in titles else []
     )
     which = f" (means: {', '.join(means)})" if means else ""
-    times = [] if _NO_TIMES.issuperset(titles) else [f"ms per step, medians of {of}{which}"]
+    times = [] if _NO_TIMES.issuperset(titles) else [f"ms per step, medians {of}{which}"]
     return ". ".join([*times, *explained, *overlap])
 
 
@@ -466,7 +463,19 @@ def _with_fault(
 
 
 def _width(title: str, cell: Cell, rows: Sequence[Mapping[str, Any]]) -> int:
-    return max([len(word) for word in title.split()] + [len(cell(row)) for row in rows])
+    return width_of(heading(title), (cell(row) for row in rows))
+
+
+def heading(title: str) -> str:
+    """A column's title in at most two lines, as narrow as these can be."""
+    words = title.split()
+    breaks = [f"{' '.join(words[:at])}\n{' '.join(words[at:])}" for at in range(1, len(words))]
+    return min(breaks, key=width_of, default=title)
+
+
+def width_of(heading: str, cells: Iterable[str] = ()) -> int:
+    """Of a column: its longest line."""
+    return max(map(len, [*heading.split("\n"), *cells]))
 
 
 def _telling(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:

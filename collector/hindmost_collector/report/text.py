@@ -248,8 +248,7 @@ def _parts(table: sections.Shown, width: int) -> Iterator[RenderableType]:
     """The table; one that is wider than the page in parts, which all have its first column: no number is cut."""
     rows = [*zip(*(_cells(table, column) for column in table.columns), strict=True)]
     widths = [
-        max([len(word) for word in one.title.split()] + [len(row[at]) for row in rows])
-        for at, one in enumerate(table.columns)
+        columns.width_of(columns.heading(one.title), (row[at] for row in rows)) for at, one in enumerate(table.columns)
     ]
     for first, last in _that_fit(widths, width):
         shown = [0, *range(first, last)]
@@ -297,11 +296,11 @@ def _limit(report: Mapping[str, Any]) -> Iterator[RenderableType]:
 
 
 def table_of(titles: Sequence[str], left: Collection[str] = ()) -> Table:
-    """A table without rows: numbers to the right, a column as wide as its longest word or number, never narrower."""
+    """A table without rows: numbers to the right, a column as wide as its heading or longest number."""
     drawn = Table(box=SIMPLE_HEAD, padding=(0, 2, 0, 0), pad_edge=False, show_edge=False, header_style="bold")
     for title in titles:
         justify: Literal["left", "right"] = "left" if title in left else "right"
-        drawn.add_column(title.replace(" ", "\n"), justify=justify, no_wrap=True, vertical="bottom")
+        drawn.add_column(columns.heading(title), justify=justify, no_wrap=True, vertical="bottom")
     return drawn
 
 

@@ -65,7 +65,7 @@ def test_no_table_is_drawn_of_rank_numbers_alone() -> None:
 def test_the_caption_stands_on_one_line_and_explains_only_what_is_shown() -> None:
     """However narrow the table, its caption is whole, and names no column that is not there."""
     last = text.render(report(self_ms=2.0)).splitlines()[-1]
-    assert last == "ms per step, medians of all steps after warm-up. self time: work between collectives"
+    assert last == "ms per step, medians after warm-up. self time: between collectives"
     shown = columns.caption(["rank", "input", "caused wait"], report(self_ms=2.0))
     assert shown.endswith("caused wait: the others' wait for this rank")
     assert "(means: caused wait)" in shown
@@ -76,7 +76,7 @@ def test_the_caption_says_that_the_table_begins_before_a_verdict_does() -> None:
     """A verdict since step 27 has numbers of its own, which the medians of all steps do not repeat."""
     late = report(step_ms=2.0) | {"verdicts": [{"kind": "straggler", "since_step": 27, "cost_ms_per_step": 0.5}]}
     shown = columns.caption(["rank", "input"], late)
-    assert shown == "ms per step, medians of all steps after warm-up, also those before step 27 (means: COST)"
+    assert shown == "ms per step, medians after warm-up, also before step 27 (means: COST)"
 
 
 def test_the_length_of_a_step_is_in_the_title_and_no_column_of_one_number() -> None:

@@ -365,7 +365,7 @@ def test_the_table_of_a_stopped_job_says_which_steps_it_shows() -> None:
     """No column shows the stop: the table is there where all of the report is asked for."""
     report = judge(hang(Load(ranks=4, steps=40), [2])).to_dict()
     assert "ms per step" not in text.render(report)
-    assert "ms per step, medians of the steps before the job stopped" in text.render(report, explain=True)
+    assert "ms per step, medians before the job stopped" in text.render(report, explain=True)
 
 
 def test_of_a_stopped_job_only_the_stop_is_news() -> None:
