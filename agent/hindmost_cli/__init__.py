@@ -8,13 +8,16 @@ import errno
 import importlib
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from typing import NoReturn
 
 from hindmost import __version__
 from hindmost.errors import HindmostError, MissingError, UsageError, one_line
 
 from hindmost_cli import stdio
+
+TYPE_CHECKING = False  # the help needs no `typing`, which is slow to import
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from typing import NoReturn
 
 #: Subcommand to what it does, by what it is about, in the order in which ``--help`` shows them. The module is
 #: ``hindmost_cli.NAME``.

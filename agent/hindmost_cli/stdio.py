@@ -7,7 +7,10 @@ import contextlib
 import io
 import os
 import sys
-from typing import TextIO
+
+TYPE_CHECKING = False  # the help needs no `typing`, which is slow to import
+if TYPE_CHECKING:
+    from typing import TextIO
 
 _HANDLER = "hindmost.spelled"
 #: What reports draw and write, for terminals that lack it; all else is spelled out, as data must not be lost.

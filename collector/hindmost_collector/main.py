@@ -197,39 +197,28 @@ def _say(message: object) -> None:
     sys.stdout.flush()
 
 
-#: The line on stdin that says that the job's command starts: what was before is no time of the job.
-BEGUN = '{"begun": true}'
-
-
 def follow_stdin(collector: Collector, loop: asyncio.AbstractEventLoop, at_the_end: tuple[asyncio.Event, ...]) -> None:
-    """Read from stdin when the job's command began and how it ended; the end of stdin is the end of the job, or of the
-    process that started it."""
+    """Read from stdin when the job's command began (what was before is no time of the job) and how it ended; the end of
+    stdin is the end of the job, or of the process that started it."""
     for text in sys.stdin:
-        how, job = _ending(text), collector.job(collector.options.job_id)
-        if text.strip() == BEGUN:
-            job.started_ns = job.window.started_ns = collector.clock.now()
-        elif how is None:
+        job = collector.job(collector.options.job_id)
+        try:
+            message = json.loads(text)
+            if message.get("begun"):
+                job.started_ns = job.window.started_ns = collector.clock.now()
+                continue
+            job.exit_code = int(message["exit_code"])
+        except (ValueError, KeyError, TypeError, AttributeError):
             log.warning('stdin: expected {"exit_code": N}, got %r', text.strip()[:80])
-        else:
-            job.exit_code, job.interrupted_by, job.no_ring, job.entered = how
-            job.ended_ns = collector.clock.now()
-            # the ranks are gone, and the agent waits only so long for its last acknowledgement
-            daemon_process.set_session_priority(0)
+            continue
+        job.interrupted_by, job.no_ring = message.get("interrupted_by"), message.get("no_ring")
+        job.entered = message.get("entered") is True
+        job.ended_ns = collector.clock.now()
+        # the ranks are gone, and the agent waits only so long for its last acknowledgement
+        daemon_process.set_session_priority(0)
     for event in at_the_end:
         with contextlib.suppress(RuntimeError):  # the loop is closed: the collector has stopped before stdin
             loop.call_soon_threadsafe(event.set)
-
-
-def _ending(text: str) -> tuple[int, str | None, str | None, bool] | None:
-    """The exit code, the signal that the job was asked to end by, and why no rank could make its ring; if there was.
-
-    Last, whether the probe got into a process that no launcher named a rank.
-    """
-    try:
-        said = json.loads(text)
-        return int(said["exit_code"]), said.get("interrupted_by"), said.get("no_ring"), said.get("entered") is True
-    except (ValueError, KeyError, TypeError):
-        return None
 
 
 def open_store(options: Options) -> Store | None:

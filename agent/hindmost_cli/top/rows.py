@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 from hindmost.errors import one_line
 from hindmost_collector.report.columns import count
+from hindmost_collector.report.verdict_lines import lasting
 from hindmost_judge.verdict.wording import UNMEASURED
 
 #: A row of a table by column, with ``None`` for what was not measured.
@@ -58,13 +59,6 @@ def _name(text: str) -> str:
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2 - 1]}…{text[-_LONGEST // 2 :]}"
 
 
-def age(seconds: float) -> str:
-    """For how long, in one unit."""
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:,.0f} h"
-
-
 def state(picture: Mapping[str, Any]) -> str:
     """Whether what a collector says of a job is live."""
     if picture.get("over"):
@@ -74,8 +68,8 @@ def state(picture: Mapping[str, Any]) -> str:
     if lost:
         return f"lost contact with {lost[0] if len(lost) == 1 else count(len(lost), 'node')}"
     if heard_s > _STALE_S:
-        return f"no data for {age(heard_s)}"
-    return f"live, verdicts {age(judged_s)} old" if judged_s > _OLD_VERDICTS_S else "live"
+        return f"no data for {lasting(heard_s, 0)}"
+    return f"live, verdicts {lasting(judged_s, 0)} old" if judged_s > _OLD_VERDICTS_S else "live"
 
 
 def lost(picture: Mapping[str, Any]) -> str:
@@ -83,7 +77,7 @@ def lost(picture: Mapping[str, Any]) -> str:
     nodes, heard_s = picture.get("lost") or (), picture.get("age_s") or 0.0
     if not nodes or picture.get("over"):
         return ""
-    old = f", no data for {age(heard_s)}: what follows was so before"
+    old = f", no data for {lasting(heard_s, 0)}: what follows was so before"
     if heard_s <= _STALE_S:
         old = f": {'its' if len(nodes) == 1 else 'their'} ranks below are old, others are live"
     return f"LOST   {state(picture).removeprefix('lost ')}{old}"
@@ -168,7 +162,7 @@ COLUMNS: Mapping[str, Sequence[Column]] = {
         Column("ranks", _of("size"), _whole),
         Column("step", _of("step"), _whole),
         Column("mean\nstep ms", _of("mean_step_ms"), _number),
-        Column("last\nheard", _of("age_s"), age),
+        Column("last\nheard", _of("age_s"), lambda seconds: lasting(seconds, 0)),
         Column("verdict", _of("verdict"), one_line, left=True, falling=False),
     ),
 }

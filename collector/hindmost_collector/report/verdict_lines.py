@@ -374,13 +374,12 @@ def _waited(one: Mapping[str, Any]) -> str:
     return f"{columns.count(len(ranks), 'rank')} waited {lasting(seconds)}{' in all' if len(ranks) > 1 else ''}{since}"
 
 
-def lasting(seconds: float) -> str:
+def lasting(seconds: float, digits: int = 1) -> str:
     """``12.3 s``, ``5.2 min``, ``3.1 h``, ``34.7 days``."""
-    if seconds < 120:
-        return f"{seconds:.1f} s"
-    if seconds < 7200:
-        return f"{seconds / 60:.1f} min"
-    return f"{seconds / 3600:.1f} h" if seconds < 48 * 3600 else f"{seconds / 86400:.1f} days"
+    for unit, size, longest in (("s", 1, 120), ("min", 60, 7200), ("h", 3600, 172800)):
+        if seconds < longest:
+            return f"{seconds / size:.{digits}f} {unit}"
+    return f"{seconds / 86400:.{digits}f} days"
 
 
 def render_json(report: Mapping[str, Any]) -> str:

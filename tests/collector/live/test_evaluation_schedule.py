@@ -208,7 +208,7 @@ def test_the_session_is_raised_once_the_ranks_have_ended(monkeypatch: pytest.Mon
 
 def test_the_time_of_a_job_begins_with_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
     """A collector is there before it: what `hindmost run` takes to start is no start-up of the job."""
-    monkeypatch.setattr(sys, "stdin", iter(['{"begun": true}\n']))
+    monkeypatch.setattr(sys, "stdin", iter(['{"begun":true}\n']))
     job = SimpleNamespace(started_ns=1, window=SimpleNamespace(started_ns=1))
     clock = SimpleNamespace(now=lambda: 7)
     collector: Any = SimpleNamespace(options=SimpleNamespace(job_id="j"), clock=clock, job=lambda job_id: job)
