@@ -177,6 +177,13 @@ def test_it_says_that_there_is_no_verdict_and_how_old_the_last_one_is(browser: A
     shown.job.reported += 1
     browser.until("document.querySelector('.verdict').innerText.includes('rank 2')")
     browser.until("document.querySelector('#facts').innerText.includes('verdict 2 min old')")
+    unsure = {"kind": "insufficient_data", "ranks": [], "evidence": ["4 ranks, no step yet"], "advice": []}
+    shown.job.report = report(verdicts=[unsure])
+    shown.job.report["job"]["steps"] = 0
+    shown.job.reported += 1
+    browser.until("document.querySelector('.verdict').innerText.includes('no step yet')")
+    shown.job.window.last_step = 212
+    browser.until("document.querySelector('.verdict h2 b').innerText === 'NO VERDICT YET'")
 
 
 def test_what_was_not_measured_is_a_dash(browser: Any, show: Callable[..., Any]) -> None:
@@ -244,6 +251,8 @@ def test_the_end_of_a_job_comes_before_its_speed(browser: Any, tmp_path: Path) -
     assert browser.text("#alarm").endswith("x… Do: read the traceback.")
     assert "no <i>room</i>." in browser.text("#alarm")
     browser.until("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+    browser.run("openRank(1)")
+    browser.until("!find('drawer').hidden && find('drawer').getBoundingClientRect().left >= 0")
     report["verdicts"] = [{**report["verdicts"][0], "kind": "balanced", "ranks": [], "confidence": 0.9}]
     page.write_text(document.of_report(report), encoding="utf-8")
     browser.open(page.as_uri())

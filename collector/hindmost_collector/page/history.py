@@ -231,14 +231,13 @@ class StepHistory:
             }
 
     def means(self, first: int | None = None, last: int | None = None) -> Means | None:
-        """The means of the columns that hold steps from ``first`` to ``last``; None where there is none."""
+        """The means of the columns within steps ``first`` to ``last``, else of those that have some; None where there
+        is none."""
         with self._lock:
-            mask = np.ones(len(self._first), bool)
-            if first is not None:
-                mask &= np.append(self._first[1:], self._last + 1) > first
-            if last is not None:
-                mask &= self._first <= last
-            at = np.flatnonzero(mask)
+            begin, end = self._first, np.append(self._first[1:], self._last + 1)[: len(self._first)]
+            low, high = -1 if first is None else first, np.inf if last is None else last
+            within = (begin >= low) & (end - 1 <= high)
+            at = np.flatnonzero(within if within.any() else (end > low) & (begin <= high))
             if len(at) == 0:
                 return None
             held_here = slice(int(at[0]), int(at[-1]) + 1)

@@ -38,6 +38,17 @@ def test_means_do_not_change_as_columns_become_wider() -> None:
     assert [one.shares["delay"][1] * one.step_ms for one in (early, late)] == pytest.approx([2.0, 4.0])
 
 
+def test_means_of_some_steps_have_none_of_before() -> None:
+    """A column that begins before the onset is left out; of steps within one column it is what is known."""
+    history = StepHistory(cells=3 * 6 * LEAST)
+    history.add(late_steps(0, 9_999))
+    wide = history.columns()["first"][1]
+    for chosen, expected in (((1, None), (wide, 9_999)), ((wide + 1, wide + 2), (wide, 2 * wide - 1))):
+        means = history.means(*chosen)
+        assert means is not None
+        assert (means.first, means.last) == expected
+
+
 def test_how_often_a_rank_is_last_is_counted_in_steps_not_in_time() -> None:
     """A step that takes nine times as long is one step: page and report give one number, however wide columns are."""
     found = late_steps(0, 799)

@@ -3,7 +3,7 @@
 // The heat map rank × step on a canvas, and the line of step times below it; both choose steps.
 
 const GUTTER = 62;
-const RIGHT = 14;
+const RIGHT = 18; // half of the last label
 const RAMPS = {
   light: ["#edf1f5", "#fbe3b0", "#f3a64a", "#d9541e", "#a3160f", "#560709"],
   dark: ["#1f2935", "#4a3520", "#96541b", "#e08a2b", "#ffc56b", "#fff4d6"],

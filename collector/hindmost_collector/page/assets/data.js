@@ -106,10 +106,12 @@ class File {
     return found;
   }
 
-  // The means of the columns that hold steps of the range.
+  // The means of the columns within the range, else of those that hold some of its steps.
   means([from, to]) {
     const { first, last, ns, count, shares } = this.cube;
-    const held = first.map((step, at) => at).filter(at => first[at] <= (to ?? last) && (first[at + 1] ?? last + 1) > from);
+    const until = at => (first[at + 1] ?? last + 1) - 1, places = first.map((_, at) => at);
+    const within = places.filter(at => first[at] >= from && until(at) <= (to ?? last));
+    const held = within.length ? within : places.filter(at => first[at] <= (to ?? last) && until(at) >= from);
     if (!held.length) return null;
     const ranks = this.data.steps.ranks.length;
     const found = {};
@@ -125,7 +127,7 @@ class File {
       });
     }
     const time = held.reduce((sum, at) => sum + ns[at], 0), steps = held.reduce((sum, at) => sum + count[at], 0);
-    return { first: first[held[0]], last: (first[held.at(-1) + 1] ?? last + 1) - 1, steps, stepMs: time / steps / 1e6, shares: found };
+    return { first: first[held[0]], last: until(held.at(-1)), steps, stepMs: time / steps / 1e6, shares: found };
   }
 
   async jobs() {

@@ -145,7 +145,7 @@ function told(state, over) {
     if (!view.job && state.job) view.job = state.job;
   }
   showState(state ? state.state : now.state && now.state.state === "ended" ? "ended" : "unreachable");
-  if (state && !now.report) showVerdicts();
+  if (state && (!now.report || overtaken(now.report))) showVerdicts();
   if (state && state.revisions) refresh(state.revisions);
 }
 
@@ -292,8 +292,13 @@ function fold(title, lines, name) {
 
 let drawn = "";
 
+// Of a job that has made its first steps since the report is nothing to say yet.
+function overtaken(report) {
+  return source.live && report && report.job.steps === 0 && now.state && now.state.step >= 0;
+}
+
 function showVerdicts() {
-  const report = now.report;
+  const report = overtaken(now.report) ? null : now.report;
   const text = JSON.stringify(report ? [report.rendered, report.notes, report.overlap, report.job, report.bound, report.settings, report.waste] : [now.state && now.state.judged_s == null]);
   if (text === drawn) return;
   drawn = text;
@@ -322,7 +327,7 @@ function showVerdicts() {
 function emptyCard() {
   const card = make("article", null, "card verdict unsure");
   const title = make("h2");
-  const none = now.state && now.state.judged_s == null;
+  const none = overtaken(now.report) || (now.state && now.state.judged_s == null);
   const what = none ? "it comes after a few steps" : now.state ? "reading the verdict" : "no answer from the collector yet";
   title.append(make("b", none ? "NO VERDICT YET" : "…"), make("span", what));
   card.append(title);
