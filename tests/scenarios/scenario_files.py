@@ -16,13 +16,13 @@ from tests.recordings import judged_once
 from . import loads
 
 
-def scenarios(*, alternatives: bool = True) -> Iterator[Any]:
-    """The lines of each scenario; with ``alternatives`` once for each of these."""
+def scenarios() -> Iterator[Any]:
+    """The lines of each scenario, once for each of its alternatives."""
     for path in sorted(Path(__file__).parent.glob("*.scenario")):
         for block in path.read_text().split("\n\n"):
             title, *lines = [line.strip() for line in block.splitlines() if line.strip()] or [""]
             count = max((word.count("|") + 1 for line in lines for word in line.split()), default=0)
-            for number in range(count if alternatives else min(count, 1)):
+            for number in range(count):
                 yield pytest.param([_chosen(line, number) for line in lines], id=f"{path.stem}: {title.lstrip('# ')}")
 
 

@@ -77,6 +77,12 @@ JOBS: dict[str, Callable[[], Run]] = {
     "shared GPU": lambda: simulate(Scenario(8, 120, faults=(Fault("gpu_contention", (2,), 0.3),))).run,
     "two causes": lambda: make(Load(ranks=8, steps=150, compute=10, faults=[{"rank": 1, "compute": 2, "input": 2}])),
     "shared CPUs": lambda: make(Load(ranks=4, steps=150, compute=2, cpus=2, jostle=3)),
+    **{
+        f"six ranks, {cause}": lambda cause=cause: (
+            simulate(Scenario(32, 120, faults=(Fault(cause, (1, 4, 9, 14, 20, 25), 0.3, duty=0.3),))).run
+        )
+        for cause in ("compute", "input", "h2d", "cpu_contention", "checkpoint", "gpu_contention")
+    },
     "hang of all": lambda: hang(Load(ranks=4, steps=40), []),
     "hang of two": lambda: hang(Load(ranks=4, steps=40), [2, 3]),
 }
@@ -88,7 +94,7 @@ REPORTS = [
     *(pytest.param(cache(lambda name=name: judged(recording(name)).to_dict()), id=name) for name in RECORDINGS),
     *(
         pytest.param(cache(lambda each=scenario.values[0]: report_of(*each).to_dict()), id=scenario.id)
-        for scenario in scenarios(alternatives=False)
+        for scenario in scenarios()
     ),
 ]
 
@@ -100,7 +106,7 @@ def test_every_sentence_is_short_and_in_the_fields_words(report: Callable[[], Ma
 
 
 _STALLS = re.compile(r"stall\D* in (\d+) of (\d+) steps")
-_EACH = re.compile(r"(?:, |each such step takes )([\d.]+) (m?s) (?:each|longer)")
+_EACH = re.compile(r"(?:, |Each such step takes )([\d.]+) (m?s) (?:each|longer)")
 
 
 @pytest.mark.parametrize("report", REPORTS)

@@ -167,7 +167,7 @@ def of_cause(cause: str, at: Place) -> str:
     if cause == "unknown":
         return _look(at, who)
     if cause == "input":
-        loads = "; more DataLoader workers (num_workers) hide it" if at.framework in _TORCH else ""
+        loads = ". More DataLoader workers (num_workers) hide it" if at.framework in _TORCH else ""
         return f"check the disk or mount that {who} {'reads' if single else 'read'} from{at.on} (`iostat -x 1`){loads}"
     if cause == "cpu_contention":
         return _free_cpus(at, who)
@@ -183,7 +183,7 @@ def _free_cpus(at: Place, who: str) -> str:
         return f"raise the CPU limit of {who}{at.on}: its control group {group} may use {limit:g} CPUs, others more"
     its, pid = "its" if len(at.ranks) == 1 else "their", at.pids[0] if at.runs and len(at.pids) == 1 else "PID"
     bound = f"the CPU binding of {who}{at.on} (`taskset -cp {pid}`), {its} cgroup quota, and other processes"
-    return f"check {bound} (`top`)" if at.runs else f"run the job again and check {bound} (`top`)"
+    return f"check {bound} (`top`)" if at.runs else f"run the job again. Check {bound} (`top`)"
 
 
 def of_stopped(at: Place, *, still: bool = False) -> str:
@@ -199,7 +199,7 @@ def of_stopped(at: Place, *, still: bool = False) -> str:
 _OF_ONE = {"it": "it", "its": "its", "gpu": "GPU", "link": "link", "reads": "reads and writes"}
 _OF_SEVERAL = {"it": "them", "its": "their", "gpu": "GPUs", "link": "links", "reads": "read and write"}
 _OF_CAUSE = {
-    "h2d": "check the PCIe {link} of the {gpu} of {who}{on} (`nvidia-smi -q{smi}`, section PCI); use pinned memory",
+    "h2d": "check the PCIe {link} of the {gpu} of {who}{on} (`nvidia-smi -q{smi}`, section PCI). Use pinned memory",
     "gpu_contention": "stop other processes on the {gpu} of {who}{on} (`nvidia-smi{smi}` lists them), or move {it}",
     "gpu_throttle": "check cooling and power limit{on}: `nvidia-smi -q -d PERFORMANCE,POWER,TEMPERATURE{smi}`",
     "gc": "call gc.freeze() after start-up, or gc.collect() in the same step on all ranks",
@@ -217,7 +217,7 @@ def _compare(at: Place, who: str) -> str:
     if not at.with_gpus:
         return f"run {who} on another core or node; {stays}"
     check = f"check the {words['gpu']} of {who}{at.on}: `nvidia-smi -q -d PERFORMANCE,TEMPERATURE{at.smi}`"
-    return f"{check}; then run {who if len(at.ranks) == 1 else 'them'} on another GPU: {stays}"
+    return f"{check}. Then run {who if len(at.ranks) == 1 else 'them'} on another GPU: {stays}"
 
 
 def _compare_hosts(at: Place, who: str) -> str:

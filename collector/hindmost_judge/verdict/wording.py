@@ -55,14 +55,23 @@ def ms(ns: float) -> str:
     return duration(ns / 1e6)
 
 
+#: Words of ranks that a sentence lists.
+_LISTED = 6
+
+
 def names(ranks: Sequence[int]) -> str:
-    """``rank 2``, ``ranks 2 and 5``, ``ranks 1, 2, 3 and 40 more``."""
-    shown = sorted(ranks)
-    if len(shown) == 1:
-        return f"rank {shown[0]}"
-    if len(shown) > 8:
-        return "ranks " + ", ".join(map(str, shown[:6])) + f" and {len(shown) - 6} more"
-    return "ranks " + ", ".join(map(str, shown[:-1])) + f" and {shown[-1]}"
+    """``rank 2``, ``ranks 2 and 5``, ``ranks 1, 4 to 7 and 12``, ``ranks 1, 3, 5, 7, 9 and 40 more``."""
+    listed: list[str] = []
+    left, length = len(ranks), 0
+    in_order = np.sort(np.asarray(ranks, dtype=np.int64))
+    for span in np.split(in_order, np.flatnonzero(np.diff(in_order) > 1) + 1):
+        for part in [span] if len(span) > 2 else span[:, None]:
+            length += 3 if len(part) > 2 else 1
+            if length <= _LISTED:
+                listed.append(f"{part[0]} to {part[-1]}" if len(part) > 2 else str(part[0]))
+                left -= len(part)
+    *first, last = [*listed, f"{left} more"] if left else listed
+    return f"rank{'s' * (len(ranks) != 1)} {', '.join(first)}{' and ' * bool(first)}{last}"
 
 
 def _level(mine: float, each: Sequence[float]) -> str:
@@ -396,7 +405,7 @@ def _covered(delay: float, cause: Cause, per: str) -> list[str]:
     if cause.cause not in _HIDES or longer <= _MORE * delay:
         return []
     took = f"{MEASURES[cause.cause]} takes {ms(longer)} longer {per}, {ms(delay)} of it costs time"
-    return [f"{took}; queued work or a wait for others hides the rest"]
+    return [took, "queued work or a wait for others hides the rest"]
 
 
 def slower(blocks: Blocks, slowdowns: list[Slowdown]) -> str:
@@ -417,7 +426,7 @@ def stalls(blocks: Blocks, found: Stalls, cause: Cause, cost: float, first: int)
     if abs(each - found.delay) <= _SAME * found.delay:
         often += f", {ms(found.delay)} each{pace}"
     else:
-        often += f"{pace}; each such step takes {ms(each)} longer"
+        often += f"{pace}. Each such step takes {ms(each)} longer"
     has = "has" if len(found.rows) == 1 else "have"
     whose = f"{who} {has} {percent(found.share)} of all stalls in the job" if found.share < _ALL else ""
     return [often, *shares(found.delay, cause, per="in such a step"), whose or "no other rank stalls"]

@@ -357,4 +357,4 @@ def _note(blocks: Blocks, indices: Ints, saved: float, due: Floats, words: _Word
     waited = f"{who} {does} in {steps} of {len(blocks.steps)} steps"
     each_ms, share = saved * len(blocks.steps) / steps, saved / average(blocks.period)
     cost = f"others wait {wording.ms(each_ms)} each time ({percent(share)})"
-    return f"{waited}: {cost}; it costs less {words.remedy}"
+    return f"{waited}: {cost}. It costs less {words.remedy}"

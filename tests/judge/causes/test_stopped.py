@@ -65,8 +65,8 @@ def test_a_rank_stopped_inside_the_operation_is_named() -> None:
 def test_where_all_ranks_are_stopped_the_network_is_not_suspected() -> None:
     """As when a scheduler suspends a job: no rank waits for another."""
     verdict = hung((0, 1, 2, 3), range(WAIT + 1, WAIT + 31), missing=())
-    assert of_verdict(verdict.__dict__).what.endswith("ranks 0, 1, 2 and 3 were stopped by a signal or a debugger")
-    assert verdict.advice[0].startswith("`kill -CONT 100 101 102 103` on node0 lets ranks 0, 1, 2 and 3 go on")
+    assert of_verdict(verdict.__dict__).what.endswith("ranks 0 to 3 were stopped by a signal or a debugger")
+    assert verdict.advice[0].startswith("`kill -CONT 100 101 102 103` on node0 lets ranks 0 to 3 go on")
 
 
 def test_of_a_job_that_is_over_no_process_is_resumed() -> None:

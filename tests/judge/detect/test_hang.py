@@ -381,6 +381,6 @@ def test_ranks_that_stand_alike_are_one_sentence() -> None:
     stacks = from_rows("stacks", [(rank, 1, f"{name} (job.py:7)") for rank, name in at.items()])
     lost = replace(hang(Load(ranks=512, steps=20), list(at)), stacks=stacks)
     stand = [line for line in first(lost).evidence if "job.py:7" in line or "not listed" in line]
-    assert stand[0] == "ranks 1, 2, 3, 4, 5, 6 and 493 more are at job.py:7, in load()"
+    assert stand[0] == "ranks 1 to 499 are at job.py:7, in load()"
     assert stand[1] == "rank 500 is at job.py:7, in part500()"
     assert stand[7:] == ["rank 506 is at job.py:7, in part506()", "5 more ranks are not listed"]

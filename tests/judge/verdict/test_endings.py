@@ -173,7 +173,7 @@ def told_by_the_kernel(
             "rank 1 on node0 died first (SIGSEGV), a moment before ranks 0 and 2",
             LAST.format(1),
         ),
-        ([(0, 15), (1, 15), (2, 9)], "ranks 0, 1 and 2 on node0 were killed or crashed, order unknown", None),
+        ([(0, 15), (1, 15), (2, 9)], "ranks 0 to 2 on node0 were killed or crashed, order unknown", None),
     ],
 )
 def test_the_kernel_s_word_says_who_died_first(ends: list[tuple[float, int]], said: str, to_do: str | None) -> None:
@@ -258,7 +258,7 @@ def test_gone_in_one_observation_without_more_is_not_known() -> None:
     """No rank is named by guessing."""
     said, _ = endings.of(ended([(VANISHED, 9)] * 4))
     assert said is not None
-    assert said.startswith("exit code 137 (SIGKILL); ranks 0, 1, 2 and 3")
+    assert said.startswith("exit code 137 (SIGKILL); ranks 0 to 3")
     assert said.endswith("order unknown")
 
 

@@ -66,7 +66,7 @@ def test_waiting_beyond_the_scatter_of_transfers_is_for_a_missing_rank(together:
     assert any("likely for rank 3" in one for one in found.evidence) == reported
 
 
-@pytest.mark.parametrize(("count", "reported"), [(7, "ranks 1, 2, 3, 4, 5, 6 and 7"), (8, "that are missing")])
+@pytest.mark.parametrize(("count", "reported"), [(7, "ranks 1 to 7"), (8, "that are missing")])
 def test_ranks_whose_files_are_missing_are_named_as_long_as_they_can_be_read(count: int, reported: str) -> None:
     """Up to seven."""
     run = Run(Job("a", source="inspector"), unrecorded=Unrecorded(tuple(range(1, count + 1))))
