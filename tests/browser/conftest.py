@@ -106,6 +106,7 @@ class Shown:
             judged_s=lambda _: None,
             command=(report or {"job": {}})["job"].get("command"),
             report=report,
+            report_until_now=lambda: self.job.report,
             reported=1,
             history=history,
             events=[],

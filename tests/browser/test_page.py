@@ -130,6 +130,16 @@ def test_a_hang_beyond_the_last_step_shows_all_steps(browser: Any, show: Callabl
     assert browser.text("#which") == "means of steps 0 to 99; text reports have medians"
 
 
+def test_the_seconds_of_a_hang_count_on(browser: Any, show: Callable[..., Any]) -> None:
+    """Though its report is not made again."""
+    hang = {"kind": "hang", "ranks": [1], "victims": [0, 2, 3], "since_step": 9, "evidence": [], "advice": []}
+    shown = show(report(verdicts=[{**hang, "waited_s": 15.0}]))
+    shown.condition = Condition("hung", "", 10**9)
+    browser.until("document.querySelector('.bad .cost')?.innerText === '3 ranks waited 15.0 s in all'")
+    shown.job.report_until_now = lambda: report(verdicts=[{**hang, "waited_s": 27.0}])
+    browser.until("document.querySelector('.bad .cost')?.innerText === '3 ranks waited 27.0 s in all'")
+
+
 def test_keys_lead_through_the_table(browser: Any, show: Callable[..., Any]) -> None:
     """j and k go from rank to rank, / to the filter, s sorts, ? explains, Escape closes."""
     show(report(), overview())

@@ -130,7 +130,7 @@ class Watch:
         """Run a full evaluation of a job, and report what is new."""
         components, seen = self._components, self._evaluated_until(job)
         components.bound_window(job)
-        snapshot = job.reported_snapshot(components.decoder.words)
+        snapshot, quiet_ns = job.reported_snapshot(components.decoder.words), job.window.quiet_ns
         report = await asyncio.to_thread(
             self._judging.judged, job.id, snapshot, concurrent=concurrent, show=job.history
         )
@@ -155,7 +155,7 @@ class Watch:
             self._judging.again(job.id, ANSWER_S)
         if log.doubtful:
             self._judging.again(job.id, EVERY_S)
-        job.report = report
+        job.report, job.judged_quiet_ns = report, quiet_ns
         job.reported += 1
 
     def _confirmed(self, job: LiveJob, seen: Mapping[str, int], *, changed: bool) -> Mapping[str, int]:

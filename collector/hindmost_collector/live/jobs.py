@@ -18,7 +18,7 @@ from hindmost_judge import model
 from hindmost_judge.model import Run, world_size
 from hindmost_judge.settings import DEFAULT, Settings
 from hindmost_judge.verdict import missing_ranks
-from hindmost_judge.verdict.schema import STOPS
+from hindmost_judge.verdict.schema import STOPS, waiting
 from hindmost_proto import telemetry_pb2 as wire
 
 from hindmost_collector.ingest.chunk import Chunk
@@ -50,6 +50,7 @@ class LiveJob:
         self.window.command, self.window.started_ns = command, now_ns
         self.report: Mapping[str, Any] | None = None
         self.judged: Mapping[str, Any] | None = None  # when, up to which step, the report was seen to hold
+        self.judged_quiet_ns = 0  # for how long the job stood still when its report was made
         self.exit_code: int | None = None
         self.ended_ns: int | None = None  # when its command ended; agents may be waited for after that
         self.interrupted_by: str | None = None
@@ -92,6 +93,19 @@ class LiveJob:
     def judged_s(self, now_ns: int) -> float | None:
         """How long ago its report was seen to hold; None where there is none."""
         return None if self.judged is None else (now_ns - self.judged["time_ns"]) / 1e9
+
+    def report_until_now(self) -> Mapping[str, Any] | None:
+        """The newest report; where the job stands still, its ranks have waited until their agents' last word."""
+        seconds = (self.window.quiet_ns - self.judged_quiet_ns) / 1e9
+        if self.report is None or self.sealed or seconds <= 0:
+            return self.report
+        waits = [
+            {**one, "waited_s": one["waited_s"] + seconds * len(waiting(one))}
+            if one["kind"] in STOPS and one.get("waited_s") and one.get("until_step") is None
+            else one
+            for one in self.report["verdicts"]
+        ]
+        return {**self.report, "verdicts": waits}
 
     def step_seconds(self) -> dict[str, float]:
         """``median`` and ``p99`` of step time over the window, and the ``ideal`` of the newest report: seconds, as far

@@ -206,8 +206,6 @@ def _event(what: str, now_ns: int, which: str, verdict: Mapping[str, Any]) -> di
 def _changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
     if any(before.get(name) != after.get(name) for name in ("kind", "ranks", "cause")) or _more_is_known(before, after):
         return True
-    if abs(since(after) - since(before)) > NEAR:
-        return True
     old, new = before.get("cost_ms_per_step"), after.get("cost_ms_per_step")
     if old is None or new is None:
         return (old is None) != (new is None)
@@ -216,7 +214,7 @@ def _changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
 
 def _more_is_known(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
     """Whether of a stopped job more is known: the stacks come some seconds after the verdict that asks for them."""
-    return after["kind"] in STOPS and len(before["evidence"]) != len(after["evidence"])
+    return after["kind"] in STOPS and len(before["evidence"]) < len(after["evidence"])
 
 
 def line(event: Mapping[str, Any]) -> str:
@@ -363,8 +361,6 @@ def _until(verdict: Verdict) -> float:
 
 #: More steps in the window move an onset later by no more than this in all: a much later begin is another problem.
 _BETTER = 20
-#: An onset that moved by no more is the same.
-NEAR = 2
 
 
 class Onset(NamedTuple):

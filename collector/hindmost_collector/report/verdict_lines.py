@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-from hindmost_judge.verdict.schema import AT_LEAST, unsure
+from hindmost_judge.verdict.schema import AT_LEAST, unsure, waiting
 from hindmost_judge.verdict.wording import ALONE, ANY_JOB, RANKS_WAIT, TWO_CAUSES, WHICH_ID, duration, names
 
 from hindmost_collector.report import columns
@@ -352,7 +352,7 @@ def _cost(one: Mapping[str, Any]) -> tuple[str, str]:
     """``3.9 of 8.9 ms per step (44 %)``, and the same with the steps in which the fault acted and with what remains."""
     cost, share, before = one.get("cost_ms_per_step"), one.get("cost_ratio"), one.get("given") or ()
     if cost is None:
-        return "", _waited(one)
+        return "", waited(one)
     least = "at least " if one.get("cost_is") == AT_LEAST else ""
     amount, when = f"{least}{_amount(one)} per step", f" {_when(one)}".rstrip()
     if not share:
@@ -364,10 +364,9 @@ def _cost(one: Mapping[str, Any]) -> tuple[str, str]:
     return f"{amount}{after}", f"{amount}{when}{after}{remain}"
 
 
-def _waited(one: Mapping[str, Any]) -> str:
+def waited(one: Mapping[str, Any]) -> str:
     """``7 ranks waited 36.4 min in all, since Nov 29 02:14``: what a stop costs, as far as it is known."""
-    deadlocked = one["ranks"] if one.get("cause") == "deadlock" else ()
-    seconds, ranks = one.get("waited_s"), {*(one.get("victims") or ()), *deadlocked}
+    seconds, ranks = one.get("waited_s"), waiting(one)
     if not seconds or not ranks:
         return ""
     since = f", since {clock(one['since_time_s'])}" if one.get("since_time_s") else ""

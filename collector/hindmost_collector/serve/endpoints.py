@@ -89,9 +89,10 @@ class Endpoints:
         job = jobs.get(name) if name else next(iter(list(jobs.values())), None)
         if job is None:
             return self._stored_report(name) if name else None
-        if job.report is None:
+        report = job.report_until_now()
+        if report is None:
             return None
-        return {**job.report, "judged": job.judged, "recording": self._parts.recorder.trouble}
+        return {**report, "judged": job.judged, "recording": self._parts.recorder.trouble}
 
     def _stored_report(self, name: str) -> dict[str, Any] | None:
         store = self._parts.recorder.store

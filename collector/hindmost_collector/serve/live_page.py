@@ -10,9 +10,11 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hindmost.errors import HindmostError
+from hindmost_judge.verdict.schema import STOPS
 
-from hindmost_collector.live.jobs import ENDED, LOST, RUNNING, Contact
+from hindmost_collector.live.jobs import ENDED, HUNG, LOST, RUNNING, Contact
 from hindmost_collector.page import data
+from hindmost_collector.report.verdict_lines import waited
 from hindmost_collector.serve.live_tables import LiveTables
 
 if TYPE_CHECKING:
@@ -80,6 +82,7 @@ class LivePage:
         job.history.watched = time.monotonic()
         state, why, age_ns = self._condition(job)
         pace = job.history.pace() if state == "running" else None
+        report = job.report_until_now() if state == HUNG else None
         return {
             "job": job.id,
             "command": job.command,
@@ -88,6 +91,7 @@ class LivePage:
             "step": job.window.last_step if job.window.last_step >= 0 else job.history.last_step,
             "steps_s": pace[0] if pace else None,
             "work_s": pace[1] if pace else None,
+            "waited": next((waited(one) for one in report["verdicts"] if one["kind"] in STOPS), "") if report else "",
             "judged_s": job.judged_s(self._parts.clock.now()),
             "age_s": None if age_ns is None else round(max(age_ns, 0) / 1e9, 1),
             "started_s": job.started_ns / 1e9,

@@ -123,7 +123,7 @@ class LiveTables:
             return picture(None, {"rank": (), "node": (), "gpu_uuid": ()}, (), cells, job="", jobs=shown, time_ns=now)
         heard = {"age_s": _seconds(contact.age_ns(job)), "lost": sorted(contact.lost_of(job))}
         more: dict[str, Any] = {"over": job.over, "jobs": shown, "time_ns": now, **heard, "judged_s": job.judged_s(now)}
-        return picture(job.report, *_of(job), cells, job=job.id, path=self.path(job.id), **more)
+        return picture(job.report_until_now(), *_of(job), cells, job=job.id, path=self.path(job.id), **more)
 
     def path(self, job: str) -> str:
         """Where a job is recorded, as commands take it; empty where it is not."""

@@ -82,6 +82,12 @@ def identity(verdict: Mapping[str, Any]) -> tuple[Any, ...]:
     return verdict["kind"], tuple(verdict.get("ranks") or ())
 
 
+def waiting(verdict: Mapping[str, Any]) -> set[int]:
+    """The ranks whose waits ``waited_s`` adds up: the victims, and all ranks of a deadlock."""
+    deadlocked = verdict["ranks"] if verdict.get("cause") == "deadlock" else ()
+    return {*(verdict.get("victims") or ()), *deadlocked}
+
+
 def unsure(verdict: Mapping[str, Any]) -> bool:
     """Whether a verdict of a report neither names a rank nor clears all."""
     sure = verdict.get("confidence")

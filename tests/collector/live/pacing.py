@@ -110,7 +110,7 @@ class Paced:
             reported=0,
             events=[],
             history=StepHistory(),
-            window=SimpleNamespace(last_step=41, still_ns=0),
+            window=SimpleNamespace(last_step=41, still_ns=0, quiet_ns=0),
             stall=SimpleNamespace(urgent=lambda job: False, question=lambda job: None, timed_out=lambda job: False),
             recovery=SimpleNamespace(seems_over=lambda *_: False),
             counters=dict,

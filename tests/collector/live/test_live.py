@@ -132,6 +132,18 @@ def test_a_job_that_stands_still_is_judged_when_its_patience_ends(definitions: D
     assert not job.stall.timed_out(job)
 
 
+def test_ranks_wait_on_between_two_reports_on_a_hang(definitions: Definitions) -> None:
+    """A job that stands still is judged less and less often; what its ranks have waited is as new as its agents."""
+    job = standing(definitions)
+    heard(job.window, definitions, 6)
+    hang = {"kind": "hang", "ranks": [3], "victims": [0, 1, 2], "until_step": None, "waited_s": 15.0}
+    job.report, job.judged_quiet_ns = {"verdicts": [hang]}, job.window.quiet_ns
+    heard(job.window, definitions, 10)
+    report = job.report_until_now()
+    assert report is not None
+    assert [one["waited_s"] for one in report["verdicts"]] == [15.0 + 3 * 4.0]
+
+
 def test_a_job_that_is_said_to_hang_is_judged_when_it_goes_on(definitions: Definitions) -> None:
     """Full cores put the next evaluation off by a minute: until then page and log would say that it hangs. Where the
     report stays so, as other ranks may still wait, it is judged again after twice the time."""

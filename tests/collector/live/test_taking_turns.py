@@ -99,7 +99,7 @@ async def test_judging_waits_for_a_write(monkeypatch, writing, overdue, timed_ou
 
     stall = SimpleNamespace(urgent=lambda job: True, question=lambda job: None, timed_out=lambda job: timed_out)
     job = SimpleNamespace(
-        id="j", sealed=False, revision=1, judged_revision=0, stall=stall, window=SimpleNamespace(still_ns=0)
+        id="j", sealed=False, revision=1, judged_revision=0, stall=stall, window=SimpleNamespace(still_ns=0, quiet_ns=0)
     )
     collector = SimpleNamespace(
         jobs={"j": job},
@@ -136,7 +136,7 @@ class Costly:
     def __init__(self):
         self.news, self.asked, self.through = False, [], threading.Event()
         self.job = SimpleNamespace(id="j", revision=7, sealed=False, judged=None, report=None)
-        self.job.window = SimpleNamespace(last_step=41)
+        self.job.window = SimpleNamespace(last_step=41, quiet_ns=0)
         self.job.history, self.job.events, self.job.reported = StepHistory(), [], 0
         self.job.infer_steps = lambda: None
         self.job.last_step = lambda report: 41

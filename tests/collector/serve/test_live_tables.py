@@ -42,6 +42,7 @@ class Node:
             sealed=False,
             exit_code=None,
             report=None,
+            report_until_now=lambda: None,
             judged_s=lambda _: None,
             reported=0,
             verdicts=list,

@@ -146,6 +146,8 @@ function told(state, over) {
   }
   showState(state ? state.state : now.state && now.state.state === "ended" ? "ended" : "unreachable");
   if (state && (!now.report || overtaken(now.report))) showVerdicts();
+  const waits = find("verdicts").querySelector(".bad .cost");
+  if (waits && state && state.waited) setText(waits, state.waited);
   if (state && state.revisions) refresh(state.revisions);
 }
 
@@ -269,7 +271,7 @@ function verdictCard(one, place = 0) {
   title.append(make("b", one.head), make("span", one.what));
   if (one.sure) title.append(make("small", one.sure));
   const [cost, ...rest] = (one.cost || "").split("; ");
-  if (cost) title.append(make("span", "costs " + cost, "cost"));
+  if (cost) title.append(make("span", STOPS.has(one.kind) ? cost : "costs " + cost, "cost"));
   card.append(title);
   const first = [...one.why.slice(0, 1).map(text => labelled("Why", text)), ...one.do.slice(0, 1).map(text => labelled("Do", text, true))];
   const more = [
