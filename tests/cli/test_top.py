@@ -215,9 +215,24 @@ def test_the_run_directory_of_a_running_job_leads_to_its_collector(
         **more,
     }
     (tmp_path / "run" / "meta.json").write_text(json.dumps(meta))
-    answers[f"/api/newest?job={of}"] = {"title": "as on the page"}
+    answers |= {"/api/jobs": [{"id": of}], f"/api/newest?job={of}": {"title": "as on the page"}}
     found = source.RunDirectory(tmp_path / "run").picture(None)
     assert (found["title"] == "as on the page") is live
+
+
+@pytest.mark.parametrize("known", [[], [{"id": "run"}]])
+def test_the_first_seconds_of_a_run_are_no_error(
+    collector: tuple[str, dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str], known: list[Any]
+) -> None:
+    """Its collector has no rank yet, then no verdict; nothing is stored until the first flush."""
+    address, answers = collector
+    meta = {"schema": "hindmost.run/1", "job_id": "run", "page": address, "host": os.uname().nodename}
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "meta.json").write_text(json.dumps(meta))
+    answers |= {"/api/jobs": known, f"/api/newest{'?job=run' if known else ''}": {"title": "as on the page"}}
+    assert source.RunDirectory(tmp_path / "run").picture(None)["title"] == "as on the page"
+    assert main(["top", str(tmp_path / "run")]) == 0
+    assert "run · no verdict yet" in capsys.readouterr().out
 
 
 def test_the_address_in_a_file_of_another_user_is_not_asked(
@@ -228,7 +243,7 @@ def test_the_address_in_a_file_of_another_user_is_not_asked(
     assert main(["simulate", str(tmp_path / "run"), "--ranks", "4", "--steps", "30"]) == 0
     meta = {"schema": "hindmost.run/1", "job_id": "run", "page": address, "host": os.uname().nodename}
     (tmp_path / "run" / "meta.json").write_text(json.dumps(meta))
-    answers["/api/newest?job=run"] = {"title": "as on the page"}
+    answers |= {"/api/jobs": [{"id": "run"}], "/api/newest?job=run": {"title": "as on the page"}}
     user = os.geteuid()
     monkeypatch.setattr(os, "geteuid", lambda: user + 1)
     assert source.RunDirectory(tmp_path / "run").picture(None)["title"] != "as on the page"

@@ -12,7 +12,7 @@ import ssl
 import time
 import urllib.error
 import urllib.request
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from urllib.parse import parse_qs, quote, urlencode, urlsplit
 
 from hindmost.credentials import Client, reason
@@ -22,6 +22,8 @@ from hindmost_proto.address import parse
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+_T = TypeVar("_T")
 
 #: Seconds that a collector may take to answer.
 TIMEOUT = 5.0
@@ -120,11 +122,12 @@ class RunDirectory:
     def picture(self, _: str | None) -> dict[str, Any]:
         from hindmost_collector.serve.live_tables import recorded
 
-        live = self._from_collector(Collector.picture)
+        live = self._from_collector(lambda collector, job: collector.picture(job))
         return live or recorded(self._path, self._written() or self._judged(), time.time_ns())
 
-    def _from_collector(self, what: Callable[[Collector, str], dict[str, Any] | None]) -> dict[str, Any] | None:
-        """What the collector of a run that has not ended says of it; None where none answers.
+    def _from_collector(self, what: Callable[[Collector, str | None], _T]) -> _T | None:
+        """What the collector of a run that has not ended says of it, or of no job before it has a rank; None where
+        none answers.
 
         Of a recording that was copied here, or is another user's, the address is not believed: something else may
         answer there.
@@ -137,12 +140,18 @@ class RunDirectory:
             return None
         with contextlib.suppress(OSError, HindmostError, UsageError):
             if (self._path / meta.NAME).stat().st_uid == os.geteuid():
-                return what(Collector(page), job)
+                collector = Collector(page)
+                known_jobs = collector.jobs()
+                if set(known_jobs) <= {job}:
+                    return what(collector, job if known_jobs else None)
         return None
 
     def report(self, _: str | None) -> dict[str, Any] | None:
         """The report that was written at the end; until then its collector's, or one that is made every ten seconds."""
-        return self._written() or self._from_collector(Collector.report) or self._judged()
+        if (written := self._written()) is not None:
+            return written
+        live = self._from_collector(lambda collector, job: (collector.report(job),))
+        return live[0] if live else self._judged()
 
     def _written(self) -> dict[str, Any] | None:
         """The report that was written at the end; None where there is none, or it is damaged."""
