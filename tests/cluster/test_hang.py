@@ -15,7 +15,7 @@ import pytest
 
 from tests.cluster.jobs import HINDMOST, MPIRUN, SOON, environ, job_of, wait_until_gone
 
-pytestmark = pytest.mark.needs("mpirun")
+pytestmark = [pytest.mark.cluster, pytest.mark.needs("mpirun")]
 
 PROGRAM = Path(__file__).with_name("waiting.py")
 #: Generous: the machine may be busy with much else. A quiet one needs about ten seconds.

@@ -10,6 +10,7 @@ under an empty name.
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import pickle
@@ -148,6 +149,9 @@ _PLAIN = frozenset(
     )
     for name in names
 )
+#: Those of them with an argument of a fixed size, 99 of 100 in a dump: pickletools takes 50 times as long for each.
+_FIXED = re.compile(rb"[]01()Ntu}lades\x85-\x89\x94]|[hqK].|M..|[jJ].{4}|\x8a\x08.{8}|G.{8}", re.DOTALL)
+_FIXED_RUN = re.compile(rb"(?:%b){1,5000}" % _FIXED.pattern, re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -247,13 +251,24 @@ def _content(path: Path) -> Any:
 
 def plain_pickle(data: bytes) -> Any:
     """Unpickle plain values only. Raises :class:`HostileError` on anything that could do more than that."""
-    for count, (instruction, argument, position) in enumerate(pickletools.genops(data)):
+    stream, at, count = io.BytesIO(data), 0, 0
+    while at < len(data):
+        run = _FIXED_RUN.match(data, at)
+        if run is not None:
+            at = run.end()
+            count += len(_FIXED.findall(run[0])) if len(data) > MOST_VALUES else 0
+        else:
+            stream.seek(at)
+            instruction, argument, _ = next(pickletools.genops(stream))
+            if instruction.name not in _PLAIN:
+                raise HostileError(f"pickle instruction {instruction.name} at byte {at}, not of plain values")
+            if instruction.name.endswith("PUT") and isinstance(argument, int) and argument > len(data):
+                raise HostileError(f"memo index {argument} at byte {at}")
+            at, count = stream.tell(), count + 1
+            if instruction.name == "STOP":
+                break
         if count > MOST_VALUES:
             raise HostileError(f"more than {MOST_VALUES:,} values")
-        if instruction.name not in _PLAIN:
-            raise HostileError(f"pickle instruction {instruction.name} at byte {position}, not of plain values")
-        if instruction.name.endswith("PUT") and isinstance(argument, int) and argument > len(data):
-            raise HostileError(f"memo index {argument} at byte {position}")
     return pickle.loads(data)  # noqa: S301 - looked through above: nothing in it can name or call anything
 
 

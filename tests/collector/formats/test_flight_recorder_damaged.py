@@ -3,12 +3,13 @@
 import json
 import os
 import pickle
+import pickletools
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hindmost.errors import UsageError
-from hindmost_collector.formats.flight_recorder import MAX_DUMP_BYTES
+from hindmost_collector.formats.flight_recorder import MAX_DUMP_BYTES, HostileError, plain_pickle
 from hindmost_collector.recordings.load import load
 from hindmost_judge.judge import judge
 
@@ -71,6 +72,18 @@ def test_a_hostile_dump_ends_in_one_line(tmp_path: Path, monkeypatch: pytest.Mon
         load(tmp_path)
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "pwned").exists()
+
+
+@pytest.mark.parametrize(
+    "name",
+    "GLOBAL STACK_GLOBAL INST OBJ REDUCE BUILD NEWOBJ NEWOBJ_EX PERSID BINPERSID EXT1 EXT2 EXT4 NEXT_BUFFER".split(),
+)
+def test_no_instruction_that_names_or_calls_is_taken(name: str) -> None:
+    """Wherever it stands, it is refused before any instruction runs."""
+    (one,) = (one for one in pickletools.opcodes if one.name == name)
+    values = pickle.dumps([1, 2.5, None, (3, "a")], protocol=2)[:-1]
+    with pytest.raises(HostileError, match=f"instruction {name} at byte {len(values)},"):
+        plain_pickle(values + one.code.encode("latin-1") + b"os\nsystem\n.")
 
 
 def test_a_dump_that_cannot_be_one_is_not_read(tmp_path: Path) -> None:
