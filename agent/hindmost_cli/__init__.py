@@ -16,7 +16,7 @@ from hindmost_cli import stdio
 
 TYPE_CHECKING = False  # the help needs no `typing`, which is slow to import
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from typing import NoReturn
 
 #: Subcommand to what it does, by what it is about, in the order in which ``--help`` shows them. The module is
@@ -51,6 +51,8 @@ start with:
 `hindmost COMMAND --help` explains a command and shows examples."""
 #: Of an option that more commands have, its owner is no hint.
 _OWNERS = 2
+#: How alike a word and what was meant are, as difflib has it.
+_LIKE = 0.7
 #: Why a write fails.
 _UNWRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 
@@ -88,16 +90,25 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raises UsageError."""
-        raise UsageError(f"{message}; {_owner(message) or f'`{self.prog} --help` lists the options'}")
+        option = next((word.partition("=")[0] for word in message.split() if word.startswith("--")), "")
+        hint = ""
+        if option and message.startswith("unrecognized"):
+            hint = _owner(option) or _meant(option, self._option_string_actions, "{}")
+        raise UsageError(f"{message}; {hint or f'`{self.prog} --help` lists the options'}")
 
 
-def _owner(message: str) -> str:
-    """Which commands have the first option of ``message``, that this one has not; empty where none has."""
-    option = next((word.partition("=")[0] for word in message.split() if word.startswith("--")), "")
-    if not option or not message.startswith("unrecognized"):
-        return ""
+def _owner(option: str) -> str:
+    """Which commands have an option that this one has not; empty where none has."""
     owners = [f"`hindmost {name}`" for name in COMMANDS if option in command(name).format_help().split()]
     return f"{option} belongs to {' and '.join(owners)}" if 0 < len(owners) <= _OWNERS else ""
+
+
+def _meant(word: str, known: Iterable[str], shown: str) -> str:
+    """What a word is a slip of; empty where nothing is like it."""
+    from difflib import get_close_matches
+
+    like = get_close_matches(word, list(known), 1, _LIKE)
+    return f"did you mean `{shown.format(like[0])}`?" if like else ""
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):
@@ -161,8 +172,8 @@ def _run(arguments: list[str]) -> int:
     try:
         first = arguments[:1] or ["--help"]
         if not first[0].startswith("-") and first[0] not in COMMANDS:
-            job = f"`hindmost run -- {one_line(first[0])} ...` starts a job"
-            raise UsageError(f"{one_line(first[0])!r} is no command: {job}; `hindmost --help` lists the commands")
+            job = f"`hindmost run -- {one_line(first[0])} ...` starts a job; `hindmost --help` lists the commands"
+            raise UsageError(f"{one_line(first[0])!r} is no command: {_meant(first[0], COMMANDS, 'hindmost {}') or job}")
         name = parser().parse_args(first).command
         with loading({} if name in _START_PROGRAMS else ONE_THREAD):
             args = command(name).parse_args(arguments[1:])

@@ -207,7 +207,7 @@ def test_a_jobs_ranks_are_found_by_its_name(tmp_path: Path) -> None:
         11: (job % 0, b"python\0train.py\0"),
         12: (job % 0, b"python\0-m\0torch.distributed.run\0train.py\0"),
         13: (job % 0, b"python\0-c\0from multiprocessing.spawn import spawn_main\0"),
-        14: (b"SLURM_JOB_ID=43\0RANK=0\0", b"python\0train.py\0"),
+        14: (b"SLURM_JOB_ID=43\0PMIX_NAMESPACE=prterun-7@1\0RANK=0\0", b"python\0train.py\0"),
         15: (b"SLURM_JOB_ID=42\0", b"bash\0"),
     }
     for pid, (environ, cmdline) in processes.items():

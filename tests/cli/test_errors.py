@@ -192,6 +192,18 @@ def test_a_job_without_run_is_told_how_to_start(capsys: pytest.CaptureFixture[st
     assert "`hindmost run -- mpirun ...` starts a job" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [(["reprot", "run"], "hindmost report"), (["report", "--expalin"], "--explain"), (["run", "--oud", "x"], "--out")],
+)
+def test_a_slip_is_answered_by_what_was_meant(
+    typed: list[str], meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a command and of an option, in the one line of the error."""
+    assert hindmost_cli.main(typed) == 2
+    assert capsys.readouterr().err.endswith(f" did you mean `{meant}`?\n")
+
+
 def test_an_option_of_another_command_is_said_to_be_its(capsys: pytest.CaptureFixture[str]) -> None:
     """Who mixes two commands up reads which one has it; of an unknown option, where all are listed."""
     assert hindmost_cli.main(["report", "run", "--fail-if", "step>3%"]) == 2

@@ -127,8 +127,9 @@ def by_job(job: str, proc: Path = Path("/proc")) -> list[Target]:
     found = [target for folder, environ in _own(proc) if (target := _member(folder, environ, job)) is not None]
     if not found:
         ranks = [environ for _, environ in _own(proc) if identity.is_named(environ)]
-        jobs = {environ.get(name, "") for environ in ranks for name in JOB_VARIABLES}
-        others = sorted(jobs - {"", job})
+        # One ID a job, though its scheduler, its launcher and hindmost each gave it one.
+        jobs = {next((environ[name] for name in JOB_VARIABLES if environ.get(name)), "") for environ in ranks}
+        others = sorted(jobs - {""})
         instead = f"give one of {', '.join(others[:_NAMED])}, or --pid" if others else "give --pid"
         raise UsageError(f"--job {job}: no rank of yours on this machine is in a job of this ID; {instead}")
     return sorted(found, key=lambda target: target.rank)

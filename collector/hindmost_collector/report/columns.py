@@ -96,12 +96,16 @@ _BEFORE_A_LIMIT = 0.25
 
 
 def limits_more(report: Mapping[str, Any]) -> bool:
-    """Whether ranks that share too few CPUs take much more of the step than any verdict says: then that is reported
-    first. What other processes take comes after what can be changed in the job."""
-    costs = [verdict["cost_ratio"] for verdict in report["verdicts"] if verdict.get("cost_ratio")]
-    limit = report["job"].get("bound") or {"by": "", "evidence": ""}
-    of_the_job = limit["by"] == "cpu" and OTHERS_USE not in limit["evidence"]
-    return of_the_job and max(costs, default=0.0 if all(map(unsure, report["verdicts"])) else 1.0) < _BEFORE_A_LIMIT
+    """Whether what limits the job is reported first: of one rank, which no verdict compares; and of ranks that share
+    too few CPUs, where that takes much more of the step than any verdict says. What other processes take comes after
+    what can be changed in the job."""
+    job, verdicts = report["job"], report["verdicts"]
+    limit = job.get("bound") or {"by": "unknown", "evidence": ""}
+    if len(report["ranks"]) == 1 and all(map(unsure, verdicts)):
+        return bool(limit["by"] != "unknown")
+    costs = [verdict["cost_ratio"] for verdict in verdicts if verdict.get("cost_ratio")]
+    costs += [1.0] * bool(job.get("stalls") or job.get("slowed"))
+    return limit["by"] == "cpu" and OTHERS_USE not in limit["evidence"] and max(costs, default=0.0) < _BEFORE_A_LIMIT
 
 
 _DO_ON = {

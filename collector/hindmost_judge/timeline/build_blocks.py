@@ -77,7 +77,8 @@ def _rather(other: Blocks | None, found: Blocks | None, settings: Settings) -> B
 
 def _of_meetings(run: Run, table: Table) -> Blocks | None:
     joined = matching.grid(run)
-    if joined is None or len(joined.ranks) < 2:
+    alone = run.job.world_size == 1 and not rows(table)
+    if joined is None or (len(joined.ranks) < 2 and not alone):
         return None
     found, pace_ns = _from_collectives(run, joined, table), run.job.pace_ns
     if found is None or pace_ns is None or not np.isnan(found.period).all():

@@ -153,13 +153,14 @@ def _figures(blocks: Blocks) -> dict[str, Floats]:
     unmeasured = np.full(len(blocks.ranks), np.nan)
     named = {"cpu_ratio": "cpu", "runqueue_ratio": "runqueue", "rss_bytes": "rss"}
     gauges = {field: blocks.gauge(name) for field, name in named.items()}
+    peers = 1.0 if len(blocks.ranks) > 1 else np.nan  # who is alone waits for none
     return {
         "step_ms": np.full(len(blocks.ranks), blocks.step_ns / 1e6),
         "self_ms": unmeasured if blocks.overlapped else median(blocks.self_time, axis=1) / 1e6,
-        "wait_ms": median(blocks.wait, axis=1) / 1e6,
+        "wait_ms": peers * median(blocks.wait, axis=1) / 1e6,
         "transfer_ms": median(blocks.transfer, axis=1) / 1e6,
-        "caused_wait_ms": mean(blocks.caused) / 1e6,
-        "share_last": mean(blocks.last),
+        "caused_wait_ms": peers * mean(blocks.caused) / 1e6,
+        "share_last": peers * mean(blocks.last),
         **{name: unmeasured if values is None else values for name, values in gauges.items()},
     }
 
