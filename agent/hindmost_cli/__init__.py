@@ -172,8 +172,9 @@ def _run(arguments: list[str]) -> int:
     try:
         first = arguments[:1] or ["--help"]
         if not first[0].startswith("-") and first[0] not in COMMANDS:
-            job = f"`hindmost run -- {one_line(first[0])} ...` starts a job; `hindmost --help` lists the commands"
-            raise UsageError(f"{one_line(first[0])!r} is no command: {_meant(first[0], COMMANDS, 'hindmost {}') or job}")
+            hint = f"`hindmost run -- {one_line(first[0])} ...` starts a job; `hindmost --help` lists the commands"
+            hint = _meant(first[0], COMMANDS, "hindmost {}") or hint
+            raise UsageError(f"{one_line(first[0])!r} is no command: {hint}")
         name = parser().parse_args(first).command
         with loading({} if name in _START_PROGRAMS else ONE_THREAD):
             args = command(name).parse_args(arguments[1:])

@@ -196,9 +196,7 @@ def test_a_job_without_run_is_told_how_to_start(capsys: pytest.CaptureFixture[st
     ("typed", "meant"),
     [(["reprot", "run"], "hindmost report"), (["report", "--expalin"], "--explain"), (["run", "--oud", "x"], "--out")],
 )
-def test_a_slip_is_answered_by_what_was_meant(
-    typed: list[str], meant: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_slip_is_answered_by_what_was_meant(typed: list[str], meant: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Of a command and of an option, in the one line of the error."""
     assert hindmost_cli.main(typed) == 2
     assert capsys.readouterr().err.endswith(f" did you mean `{meant}`?\n")

@@ -165,7 +165,7 @@ def test_each_command_that_is_advised_can_be_typed(report: Callable[[], Mapping[
 def test_html_says_what_the_text_says(report: Callable[[], Mapping[str, Any]]) -> None:
     """With all evidence: the page shows the words that its data holds."""
     found = report()
-    shown = inside(document.of_report(found))["report"]
+    shown = inside(document.of_report(found, path="RUN"))["report"]
     assert shown["title"] == columns.title(found)
     assert shown["bound"].startswith(columns.bound(found))
     assert (shown["waste"], shown["notes"]) == (columns.waste(found), list(found["notes"]))

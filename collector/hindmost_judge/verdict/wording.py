@@ -559,7 +559,7 @@ def balanced(
     as_often = bool(lasts.any() and (np.delete(lasts, row) >= _AS_OFTEN * lasts[row]).any())  # another rank is last
     last = "" if sure and (share < _SHOWN or as_often) else last
     pace = "ranks keep pace: " if share < _NOTHING and not unequal else ""
-    found = [f"{pace}{last}: {judged}"] if last else []
+    found = [f"{pace}{last}: {judged}" if last else "no rank typically comes last"]
     latest = waited_for_most(blocks) if needs is None and blocks.pipeline is None and sure else None
     often, caused = (0.0 if latest is None else average(block[latest]) for block in (blocks.last, blocks.caused))
     if latest is not None and often > _MOSTLY and caused >= max(_MUCH, least) * blocks.step_ns:
@@ -585,7 +585,7 @@ def balanced(
         found.append(f"transfers: {ms(transfers * blocks.step_ns)} per step ({percent(transfers)}{overlapped})")
     if unequal:
         found.insert(1, f"{RANKS_WAIT} {ms(wasted)} per step for the last to arrive, {last_in_turn(blocks)}")
-    return found or ["no rank typically comes last"], sure
+    return found, sure
 
 
 #: How a sentence begins that says that the job's CPUs are mostly used by others.

@@ -197,6 +197,15 @@ def test_what_takes_most_of_the_step_stands_first(share: float, used: str, first
     assert sum(line.startswith(("SLOW", "LIMITED BY")) for line in lines) == 2
 
 
+@pytest.mark.parametrize(("ranks", "by", "kind"), [(1, "compute", "insufficient_data"), (2, "cpu", "balanced")])
+def test_what_limits_a_job_is_first_where_no_rank_is_compared_or_slow(ranks: int, by: str, kind: str) -> None:
+    """One rank has no other to compare it with; of ranks that share too few CPUs that none is slow is no news."""
+    found = report() | {"verdicts": [{"kind": kind, "ranks": [], "evidence": ["a"], "confidence": 0.9}]}
+    found["ranks"] = found["ranks"][:ranks]
+    found["job"]["bound"] = {"by": by, "evidence": "so it is"}
+    assert text.render(found).splitlines()[1].startswith("LIMITED BY")
+
+
 def test_how_long_ranks_wait_for_a_cpu_stands_in_the_table() -> None:
     """Where that limits the job: the figure of the line is each rank's, under the same words."""
     found = report()

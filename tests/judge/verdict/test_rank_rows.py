@@ -4,8 +4,11 @@ import json
 
 import numpy as np
 import pytest
+from hindmost_judge.judge import judge
 from hindmost_judge.verdict.schema import JobSummary, RankRow, Report
 from hindmost_judge.verdict.summary import RankRows
+
+from tests.scenarios.loads import Load, make
 
 ROWS = RankRows(
     ranks=np.array([0, 2, 5]),
@@ -41,3 +44,10 @@ def test_one_row_is_made_where_one_is_asked_for() -> None:
     assert (ROWS[::-2], ROWS[5:], tuple(reversed(ROWS)), ROWS.index(rows[2])) == (rows[::-2], (), rows[::-1], 2)
     with pytest.raises(IndexError):
         ROWS[3]
+
+
+def test_the_only_rank_of_a_job_has_steps_and_waits_for_none() -> None:
+    """Its collectives show where a step ends; a wait of 0 ms would say that there are others."""
+    (row,) = judge(make(Load(ranks=1, steps=40))).ranks
+    assert row.self_ms is not None
+    assert (row.wait_ms, row.caused_wait_ms, row.share_last) == (None, None, None)

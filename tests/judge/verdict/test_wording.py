@@ -409,6 +409,13 @@ def test_a_rank_is_not_said_to_come_last_by_nothing() -> None:
     assert (verdict.kind, verdict.evidence) == ("balanced", ("no rank typically comes last",))
 
 
+def test_ok_begins_with_why_no_rank_is_named() -> None:
+    """How long transfers take is no reason, and comes after it."""
+    (verdict,) = judge(make(Load(ranks=4, steps=200, transfer=8.0))).verdicts
+    assert verdict.kind == "balanced"
+    assert [line.startswith("transfers: ") for line in verdict.evidence] == [False, True]
+
+
 @pytest.mark.parametrize(("share", "lines"), [(0.5, 0), (0.6, 1)])
 def test_a_rank_is_said_to_come_last_only_where_no_other_does_so_as_often(share: float, lines: int) -> None:
     """Of two that take turns neither is typically the last."""
