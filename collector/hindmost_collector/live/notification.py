@@ -107,10 +107,10 @@ def _stands_still(report: Mapping[str, Any]) -> bool:
 
 
 def _detail(words: RenderedVerdict, event: Mapping[str, Any]) -> str:
-    """What a verdict costs; of a hang who waits, and once that is known where the rank is that does not come."""
+    """What a verdict costs; of a hang who waits and, once that is known, where the rank is that does not come."""
     why = [one for one in words.why if not isinstance(one, WhichOperation)]
     if words.kind in STOPS and why:
-        return f"; {why[min(event['event'] == 'changed', len(why) - 1)]}"
+        return f"; {'; '.join(why[:2] if event['event'] == 'opened' else why[-1:])}"
     return f"; costs {words.short_cost}" if words.short_cost else ""
 
 

@@ -118,9 +118,9 @@ def test_slack_shows_the_text_and_a_program_reads_the_verdict(receiver: Receiver
 
 
 def test_a_hang_says_who_waits_and_then_where_the_missing_rank_is() -> None:
-    """A change of a hang is that its stack has come."""
+    """At once where its stack is there; otherwise a change of a hang is that it has come."""
     number = WhichOperation("that all_reduce is number 7 of communicator 0x4d")
-    evidence = ["3 ranks have waited up to 5.0 s in all_reduce", "rank 2 is at train.py:7", number]
+    evidence = ["3 ranks wait in all_reduce", "rank 2 is at train.py:7", number]
     hang = verdict(kind="hang", cause=None, victims=[0, 1, 3], evidence=evidence, cost_ms_per_step=None)
     texts = [
         Notification.of("j", {"event": event, "id": "1", "time_ns": 1, "verdict": hang}, REPORT).text
@@ -128,7 +128,7 @@ def test_a_hang_says_who_waits_and_then_where_the_missing_rank_is() -> None:
     ]
     said = "HUNG in step 40: rank 2 on n0 did not arrive"
     over = f"over: the job goes on; it was {said}"
-    assert texts == [f"{said}; {evidence[0]}", f"changed: {said}; {evidence[1]}", over]
+    assert texts == [f"{said}; {evidence[0]}; {evidence[1]}", f"changed: {said}; {evidence[1]}", over]
     hang["evidence"] = [evidence[0], number]  # a stopped rank has no stack
     change = {"event": "changed", "id": "1", "time_ns": 1, "verdict": hang}
     assert Notification.of("j", change, REPORT).text == f"changed: {said}; {evidence[0]}"

@@ -46,7 +46,7 @@ def test_a_ring_that_stands_names_the_rank_that_is_in_no_message() -> None:
     verdict = first(standing((3, "wait", 2, False), (0, "send", 1, True), (1, "send", 2, True)))
     assert (verdict.kind, verdict.ranks, verdict.victims) == ("hang", (2,), (0, 1, 3))
     assert verdict.evidence[0].startswith(
-        "rank 3 waits for rank 2 in MPI_Wait, rank 1 waits for rank 2 in MPI_Send; 3 ranks have waited up to 30.0 s"
+        "rank 3 waits for rank 2 in MPI_Wait, rank 1 waits for rank 2 in MPI_Send; 3 ranks wait"
     )
 
 

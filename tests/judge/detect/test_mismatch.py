@@ -81,7 +81,6 @@ def test_of_two_ranks_that_parted_and_stopped_neither_is_named_but_what_each_ran
     verdict = judge(two_parted()).verdicts[0]
     assert (verdict.kind, verdict.ranks, verdict.victims) == ("desync", (), (0, 1))
     assert any("rank 1 ran broadcast as operation 40, rank 0 all_reduce" in line for line in verdict.evidence)
-    assert any("20" in line and "waited" in line for line in verdict.evidence)
 
 
 def test_ranks_that_parted_have_waited_since_both_stopped() -> None:
