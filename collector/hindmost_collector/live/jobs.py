@@ -50,7 +50,7 @@ class LiveJob:
         self.window.command, self.window.started_ns = command, now_ns
         self.report: Mapping[str, Any] | None = None
         self.judged: Mapping[str, Any] | None = None  # when, up to which step, the report was seen to hold
-        self.judged_quiet_ns = 0  # for how long the job stood still when its report was made
+        self.judged_quiet_ns = 0  # for how long the job stalled when its report was made
         self.exit_code: int | None = None
         self.ended_ns: int | None = None  # when its command ended; agents may be waited for after that
         self.interrupted_by: str | None = None
