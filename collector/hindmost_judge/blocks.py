@@ -43,7 +43,8 @@ class Blocks:
     and delays are how much more of it a rank has. Where loaders' workers do, in turn, a delay is the mean of ``turn``
     steps. ``apart``: two of three ranks are set against the third, which alone shows what is usual.
     ``neighbours`` [2, E] are rows, in order, and a row of which each receives messages in its steps, or its own, where
-    ranks meet in no collective in them. ``entered_ns``: when the last rank first met the others in a step, those of
+    ranks meet in no collective in them. ``alone`` [R]: no other rank does the same work, so that a delay is against the
+    rank's own usual work. ``entered_ns``: when the last rank first met the others in a step, those of
     warm-up too, on the hosts' clock; before all, where that is unknown.
     """
 
@@ -83,6 +84,7 @@ class Blocks:
     turn: int = 1
     apart: bool = False
     neighbours: Ints | None = None
+    alone: Array | None = None
     entered_ns: float = float("-inf")
 
     @property

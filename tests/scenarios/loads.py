@@ -16,6 +16,7 @@ class Load:
 
     ``scatter`` of one is a standard deviation, ms, by which computing is now longer and now shorter; ``wire`` is what a
     message between rank and ``peer`` takes longer. Ranks of a ``halo`` exchange messages before every other all-reduce.
+    ``stages`` hand on to the next rank, and to no other; rank 0 of ``workers`` hands out work to all others.
     """
 
     kind: str = "mpi"
@@ -61,6 +62,8 @@ def make(load: Load) -> Run:
     """The run: every step ends in one all-reduce, which no rank leaves before the last has come."""
     own, parts = own_times(load)
     own, parts = own * load.scale, {name: block * load.scale for name, block in parts.items()}
+    if load.kind in ("stages", "workers"):
+        return made(load.ranks, collectives=(handed_on if load.kind == "stages" else handed_out)(own))
     messages = waits_in_messages(load) * load.scale
     came = own + messages
     duration = came.max(axis=0) - came + load.transfer * load.scale
@@ -91,6 +94,49 @@ def make(load: Load) -> Run:
         more["metrics"] = metrics([("hindmost_node_cpus", "{}", 1000, float(load.cpus))])
     sent = exchanges(load, begin, messages) if load.kind == "halo" else []
     return made(load.ranks, collectives=[calls, *sent], who=who, more=more)
+
+
+#: Ms that a call takes that waits for nothing.
+_CALL = 1e-3
+
+
+def handed_on(own: np.ndarray[Any, Any]) -> list[Table]:
+    """Messages of ranks that receive of the rank before, work [R, S] ms and send to the next, all but the ends."""
+    done = np.zeros_like(own)
+    for rank, step in np.ndindex(own.shape):
+        free, came = done[rank, step - 1] * bool(step), done[rank - 1, step] * bool(rank)
+        done[rank, step] = own[rank, step] + max(free, came)
+    ready = np.pad(done, ((0, 0), (1, 0)))[:, :-1] + _CALL
+    begun, rank = done - own, np.arange(len(own))[:, None]
+    return [
+        _messages("recv", ready, begun, 0.0, rank, rank - 1, 1, None),
+        _messages("send", done, done, own, rank, rank + 1, 0, -1),
+    ]
+
+
+def handed_out(own: np.ndarray[Any, Any]) -> list[Table]:
+    """Messages of rank 0, which sends to all others, receives of them and works [R, S] ms itself."""
+    begin = np.cumsum(own[1:].max(axis=0) + own[0]) - own[1:].max(axis=0)
+    rank, none = np.arange(len(own))[1:, None], np.zeros_like(own[1:])
+    came, sent = begin + own[1:], begin + none + rank * _CALL
+    back = np.maximum.accumulate(came, axis=0)
+    of_last = np.pad(came, ((0, 0), (1, 0)))[:, :-1]
+    gap = np.where(rank == 1, own[0], 0.0)
+    return [
+        _messages("send", sent, sent, gap, 0 * rank, rank, 0, None),
+        _messages("recv", np.concatenate([begin[None], back[:-1]]) + rank * _CALL, back, 0.0, 0 * rank, rank, 0, None),
+        _messages("recv", of_last + _CALL, sent, 0.0, rank, 0 * rank, 0, None),
+        _messages("send", came, came, own[1:], rank, 0 * rank, 0, None),
+    ]
+
+
+def _messages(op: str, start: Any, end: Any, own: Any, rank: Any, peer: Any, first: int, stop: int | None) -> Table:
+    """Those of some rows, as long as a call at least, with what the rank worked before each."""
+    each = np.broadcast_arrays(rank, peer, start, np.maximum(end - start, _CALL), own)
+    who, whom, at, took, worked = (one[first:stop] for one in each)
+    return rows_of(
+        "collectives", op=op, comm=7, step=-1, rank=who, peer=whom, start_ns=at, duration_ns=took, self_ns=worked
+    )
 
 
 def waits_in_messages(load: Load) -> np.ndarray[Any, Any]:

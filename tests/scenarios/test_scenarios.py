@@ -2,7 +2,8 @@
 
 A scenario is a title line ``# …`` and lines of words:
 
-    load KIND [name=value …]      make a job; KIND is mpi, halo (MPI, with messages to neighbours) or torch
+    load KIND [name=value …]      make a job; KIND is mpi, halo (MPI, with messages to neighbours), torch, or of
+                                  messages only: stages, workers
     fault rank=N WHAT=+MS […]     WHAT is compute, runqueue, input or blocked; from=, until=, every= are steps
     fault rank=N peer=N wire=+MS […]          messages between two neighbours of a halo take longer
     simulate LAYOUT [name=value …]            or simulate one, with the names of ``simulate.Scenario``
@@ -10,6 +11,7 @@ A scenario is a title line ``# …`` and lines of words:
     hang missing=N[,N] [op=NAME] [other=NAME] [waited=SECONDS]
     expect KIND [ranks=N[,N]] [cause=NAME] [since=STEP~TOLERANCE] [until=STEP~TOLERANCE] [cost=MS~TOLERANCE]
                                   until=-1: it held to the end
+    [says=WORDS]                  is in its evidence; _ is a space
     [given=N[,N]]                 ranks fixed before: the cost is what is saved then; empty: none
     [saves=FAULT~SHARE]           in its steps it costs what is saved without this fault (1, 2 …), or without ``all``
 
@@ -39,6 +41,8 @@ def assert_matches(verdict: Verdict, line: str) -> None:
         assert list(verdict.ranks) == [int(rank) for rank in named["ranks"].split(",") if rank], verdict
     if "given" in named:
         assert list(verdict.given) == [int(rank) for rank in named["given"].split(",") if rank], verdict
+    if "says" in named:
+        assert named["says"].replace("_", " ") in "; ".join(verdict.evidence), verdict
     if "cause" in named:
         assert verdict.cause == named["cause"], verdict
     until = -1 if verdict.until_step is None else verdict.until_step

@@ -20,7 +20,7 @@ from hindmost_judge.causes import loading, stopped
 from hindmost_judge.settings import Settings
 from hindmost_judge.stats import recurring_events
 from hindmost_judge.stats.recurring_events import tail
-from hindmost_judge.stats.robust import MAD_TO_SIGMA, median, or_zero
+from hindmost_judge.stats.robust import FEW_RANKS, MAD_TO_SIGMA, median, or_zero
 from hindmost_judge.timeline import cohorts
 from hindmost_judge.timeline.cohorts import behind_early_ranks
 from hindmost_judge.types import Array, Floats, Ints
@@ -101,7 +101,39 @@ def _large(blocks: Blocks, delay: Floats, settings: Settings) -> list[Stalls]:
     found = [_with_its_like(delay, row, steps, share, settings) for row, steps, share in owners]
     found.sort(key=lambda one: -len(one.stalled))
     reported = {row for one in found for row in one.rows}
-    return [*found, *(stalls for stalls in _of_one_size(blocks, delay, settings) if reported.isdisjoint(stalls.rows))]
+    found += [stalls for stalls in _of_one_size(blocks, delay, settings) if reported.isdisjoint(stalls.rows)]
+    return found or _long_stalls(blocks, delay)
+
+
+#: A long stall takes so many steps, and so many times as long as any other rank was ever late. Those of one disturbance
+#: follow each other within so many steps.
+_STEPS, _FAR, _ONE_DISTURBANCE = 3.0, 4.0, 8
+#: At least so many apart are reported, and one more of fewer than four ranks: by chance two hit the same one too often.
+_FEWEST_LONG = 2
+#: Rank 0 saves, or evaluates, for all at one pace, give or take this share.
+_ONE_PACE = 0.1
+#: How sure it is that a rank was waited for that stalled as no other did.
+_SURE_OF_EVENTS = 0.9
+
+
+def _long_stalls(blocks: Blocks, delay: Floats) -> list[Stalls]:
+    """A rank that stalled now and then, each time far longer than any other rank was late [R, S] in the whole run.
+
+    Every other rank waited for it: that is an event, whatever noise there is. So few say nothing of the next one.
+    """
+    row = int(np.argmax(delay.max(axis=1)))
+    least = max(_FAR * float(np.delete(delay, row, axis=0).max(initial=0.0)), _STEPS * blocks.step_ns)
+    steps = np.flatnonzero(delay[row] >= least)
+    apart = np.count_nonzero(np.diff(steps, prepend=-_ONE_DISTURBANCE) >= _ONE_DISTURBANCE)
+    if apart < _FEWEST_LONG + (len(delay) < FEW_RANKS) or _are_saves(blocks, row, steps):
+        return []
+    return [Stalls((row,), steps, float(median(delay[row, steps])), 1.0, explained_share=_SURE_OF_EVENTS)]
+
+
+def _are_saves(blocks: Blocks, row: int, steps: Ints) -> bool:
+    """Whether these may be what rank 0 does for all, each time after as many steps."""
+    gaps = np.diff(blocks.steps[steps], prepend=0)
+    return int(blocks.ranks[row]) == 0 and bool(np.ptp(gaps) <= _ONE_PACE * gaps.max())
 
 
 def _of_one_size(blocks: Blocks, delay: Floats, settings: Settings) -> list[Stalls]:

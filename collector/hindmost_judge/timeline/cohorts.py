@@ -10,9 +10,15 @@ that median is late itself, ranks on time seem ahead, and late ones on time: the
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import pairwise
+
 import numpy as np
 
-from hindmost_judge.stats.robust import median, of_cohorts, peers_median, sums_by_step
+from hindmost_judge.blocks import Blocks
+from hindmost_judge.detect.nested_segments import segment_edges
+from hindmost_judge.settings import Settings
+from hindmost_judge.stats.robust import FEW_RANKS, median, of_cohorts, or_zero, peers_median, sums_by_step
 from hindmost_judge.timeline.matching import QUEUED_NS, Grid
 from hindmost_judge.types import Floats, Ints
 
@@ -92,6 +98,49 @@ def only_peers(cohort: Ints, late: list[int]) -> list[int]:
     """Rows that are the one peer of a late row: ahead by what that is behind, which says nothing of themselves."""
     sole_peer = sole_peers(cohort)
     return [int(sole_peer[row]) for row in late if sole_peer[row] >= 0]
+
+
+#: Of the ranks that make the same calls, at least this many, and this share, keep one pace: their work is alike.
+_FEWEST_ALIKE, _MOST_ALIKE = 3, 0.75
+
+
+def of_exchanges(found: Blocks, kind: Ints, cohort: Ints, settings: Settings) -> Blocks:
+    """Blocks of ranks that exchange messages, by ``cohort`` [R]; unchanged where all are in one.
+
+    Where most ranks of one ``kind`` [R] keep one pace, all are one cohort. A few ranks alone may do work of any size:
+    each is compared with what it did itself. What grows on all ranks is no delay.
+    """
+    usual = np.array([_usual(own, settings.effect(len(cohort)) * found.step_ns, settings) for own in found.self_time])
+    for one in np.unique(kind):
+        rows = np.flatnonzero(kind == one)
+        alike = np.abs(usual[rows] / max(float(median(usual[rows])), 1.0) - 1) <= _SAME_PACE
+        if alike.sum() >= max(_FEWEST_ALIKE, _MOST_ALIKE * len(rows)):
+            cohort = np.where(kind == one, cohort[rows[0]], cohort)
+    _, which, count = np.unique(cohort, return_inverse=True, return_counts=True)
+    if len(count) == 1:
+        return found
+    alone = count[which] < FEW_RANKS - 1
+    expected = usual[:, None] * peers_median(found.self_time / np.maximum(usual, 1.0)[:, None])
+    delay = np.where(alone[:, None], found.self_time - expected, beyond_peers(found.self_time, which))
+    period = _of_last(found) if alone.any() else found.period
+    cohort = np.where(alone, len(count), which)
+    return replace(found, period=period, delay=delay, intervals=or_zero(delay), cohort=cohort, alone=alone)
+
+
+def _of_last(found: Blocks) -> Floats:
+    """[S] ns of each step on the rank that takes longest for all: those before a slow stage may be far ahead."""
+    assert found.joined is not None  # noqa: S101 - of exchanges
+    ends = found.joined.start + found.joined.duration
+    lasted = np.diff(ends, axis=1, prepend=np.nan)
+    last = lasted[int(np.argmax(np.nansum(lasted, axis=1)))]
+    return np.where(np.isnan(last), found.period, last)
+
+
+def _usual(own: Floats, smallest: float, settings: Settings) -> float:
+    """Ns of a rank's self time [S] in its calmest segment that lasts."""
+    edges = segment_edges(own, smallest)
+    levels = [float(median(own[a:b])) for a, b in pairwise(edges) if b - a >= settings.min_steps]
+    return min(levels, default=float(median(own)))
 
 
 def sole_peers(cohort: Ints) -> Ints:

@@ -1,11 +1,13 @@
-"""Steps of hosts that send to each other and meet in no collective: exchanges of a domain's edges with neighbours.
+"""Steps of hosts that send to each other and meet in no collective: neighbours that exchange the edges of a domain,
+stages that hand on what they made, a rank that hands out work.
 
-Each rank repeats the same messages, and one repetition is a step. What neighbours wait for each other in it reaches all
-ranks within a few steps, so that each is late as for one call of all of them. Costs are replayed from neighbour to
-neighbour. The time of a step is what the rank spent in its messages, its self time what it spent between them.
+Each rank repeats the same calls, and one repetition is a step. What ranks wait for each other in it reaches all within
+a few steps, so that each is late as for one call of all of them. Costs are replayed from neighbour to neighbour. The
+time of a step is what the rank spent in its calls, its self time what it spent between them.
 
-Ranks must compute at the same time. In a pipeline or a ring, or where one rank hands out work, some wait for what
-others make of their message: that is by design, and no rank is late for it.
+Ranks that compute at the same time, and make the same calls, do the same work. Others do so only if they have the same
+peers: workers of one rank are alike, stages are not. Where some wait for what others make of their message, that is by
+design, and no rank is late for it: see :func:`hindmost_judge.timeline.cohorts.of_exchanges`.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from hindmost_judge.stats.robust import median
 from hindmost_judge.timeline import steps
 from hindmost_judge.timeline.collective_calls import EXCHANGE, OWN, messages, sums
 from hindmost_judge.timeline.messages import have_peers, job_ranks
-from hindmost_judge.types import Floats, Ints
+from hindmost_judge.types import Array, Floats, Ints
 
 #: The rank that has made the fewest steps has made at least this share of the most: others do not wait for it else.
 _TOGETHER = 0.9
@@ -30,13 +32,16 @@ _MOST = 0.5
 #: The rank that computes longest is in its messages for less than this share of each neighbour's computing. Of ranks
 #: that compute in turn each is in them for all of it.
 _AT_ONCE = 0.8
+#: Calls in which a rank gives to its peer; in others it gets from that. Those of all ranks have a root as the peer.
+_GIVES = ("send", "reduce", "gather")
+_OF_ROOT = ("reduce", "gather", "broadcast", "scatter")
 
 
 class _Steps(NamedTuple):
     """Steps of a rank: which ``call`` [N] (row of the table) is of which, ``number`` [N], from 0 to S - 1.
 
-    ``began`` [S] ns is when each began, ``sources`` and ``targets`` the known ranks in the messages that most steps
-    have, ``kinds`` what calls a step has, in the order in which they first come. A step usually has ``computing`` and
+    ``began`` [S] ns is when each began, ``sources`` and ``targets`` the known ranks in the calls that most steps have,
+    ``kinds`` what calls a step has, in the order in which they first come. A step usually has ``computing`` and
     ``waiting`` ns between and in its calls.
     """
 
@@ -49,40 +54,70 @@ class _Steps(NamedTuple):
     computing: float
     waiting: float
 
-    @property
-    def whom(self) -> frozenset[int]:
-        """The other ranks in its messages."""
-        return self.sources | self.targets
 
+class Exchanges(NamedTuple):
+    """A ``run`` with the calls of each rank's steps as one call, and without all others.
 
-def with_exchanges_joined(run: Run) -> tuple[Run, Ints] | None:
-    """The run with the messages of each rank's steps as one call, and without all others; who waits for whom in them.
-
-    The latter [2, E] are ranks, in order, and a rank of which each receives; a rank waits for itself, too.
-    ``None`` where a rank's messages repeat in no pattern, ranks differ in what they do, or do not wait for each other.
+    ``neighbours`` [2, E] are ranks, in order, and a rank for which each waits in them, itself among these. Ranks of one
+    ``kind`` [R] make the same calls with as many peers, those of one ``cohort`` [R] at once, or with the same peers.
     """
+
+    run: Run
+    neighbours: Ints
+    kind: Ints
+    cohort: Ints
+
+
+def with_exchanges_joined(run: Run) -> Exchanges | None:
+    """The exchanges of a run; ``None`` where a rank's calls have no pattern, or ranks do not wait for each other."""
     table = run.collectives
     if not have_peers(table):
         return None
     code, names = encoding.codes(table["op"])
-    usable = messages(names)[code]  # a collective now and then is no part of a step
+    of_root = np.array([name in _OF_ROOT for name in names])[code]
+    usable = messages(names)[code] | (of_root & (table["peer"] >= 0))  # others now and then are no part of a step
     usable &= ((table["flags"] & (ERROR | GPU_TIME)) == 0) & (table["duration_ns"] >= 0)
     calls = np.flatnonzero(usable & (table["start_ns"] >= 0) & (table["self_ns"] != UNMEASURED))
     if len(calls) == 0:  # nothing tells what ranks did between their messages
         return None
     calls = calls[np.lexsort((table["start_ns"][calls], table["rank"][calls]))]
     peer = job_ranks(run, table["comm"][calls], table["peer"][calls])
+    table = table | {"self_ns": _since_last_call(table, calls, of_root)}
     ranks, first = np.unique(table["rank"][calls], return_index=True)
     found: dict[int, _Steps] = {}
     for rank, mine, whom in zip(ranks.tolist(), np.split(calls, first[1:]), np.split(peer, first[1:]), strict=True):
         one = _of_rank(table, code, mine, whom)
-        if one is None or (found and one.kinds != found[int(ranks[0])].kinds):
+        if one is None:
             return None
         found[rank] = one
-    made = [len(one.began) for one in found.values()]
-    if min(made) < _TOGETHER * max(made) or not _connected(found) or not _at_once(found):
+    made, pairs = [len(one.began) for one in found.values()], _neighbours(found)
+    if min(made) < _TOGETHER * max(made) or not _connected(pairs):
         return None
-    return replace(run, collectives=_joined(table, list(found.values()))), _neighbours(found)
+    at_once = _at_once(found, pairs)
+    each = list(found.values())
+    kind = _numbered([(one.kinds, len(one.sources), len(one.targets)) for one in each])
+    cohort = _numbered([(one.kinds, None if at_once else (one.sources, one.targets)) for one in each])
+    return Exchanges(replace(run, collectives=_joined(table, each, at_once=at_once)), pairs, kind, cohort)
+
+
+def _numbered(keys: list[tuple[object, ...]]) -> Ints:
+    """[N] the same number for equal keys."""
+    return np.array([keys.index(key) for key in keys])
+
+
+def _since_last_call(table: Table, calls: Ints, of_root: Array) -> Array:
+    """[N] ns of self time since the rank's last call of any kind: collectives have it since the last of their own."""
+    own = np.array(table["self_ns"])
+    mine = of_root[calls]
+    if not mine.any():
+        return own
+    gaps = np.where(mine, 0, own[calls])
+    before, last = np.cumsum(gaps), np.flatnonzero(mine)
+    follows = table["rank"][calls[last[1:]]] == table["rank"][calls[last[:-1]]]
+    first = np.searchsorted(table["rank"][calls], table["rank"][calls[last]])
+    until = np.where(np.append(False, follows), np.append(0, before[last[:-1]]), before[first] - gaps[first])
+    own[calls[last]] = np.maximum(own[calls[last]] - (before[last] - until), 0)
+    return own
 
 
 def _neighbours(found: dict[int, _Steps]) -> Ints:
@@ -94,6 +129,7 @@ def _neighbours(found: dict[int, _Steps]) -> Ints:
 
 def _of_rank(table: Table, code: Ints, mine: Ints, whom: Ints) -> _Steps | None:
     """The steps of a rank's calls ``mine`` [N], in order, with their peers; ``None`` without a pattern."""
+    rank = int(table["rank"][mine[0]])
     token = encoding.factorize(code[mine] * (int(whom.max()) + 2) + whom + 1)[0].astype(np.int64)
     number = steps.infer(token, table["self_ns"][mine].astype(np.float64))
     inside = np.flatnonzero(number >= 0)
@@ -102,8 +138,8 @@ def _of_rank(table: Table, code: Ints, mine: Ints, whom: Ints) -> _Steps | None:
     _, begins, number = np.unique(number[inside], return_index=True, return_inverse=True)
     call, step = mine[inside], inside[number == np.bincount(number).argmax()]
     usual = inside[np.bincount(token[inside])[token[inside]] >= _MOST * len(begins)]
-    usual = usual[whom[usual] >= 0]
-    sent = table["op"][mine[usual]] == "send"
+    usual = usual[(whom[usual] >= 0) & (whom[usual] != rank)]
+    gives = np.isin(table["op"][mine[usual]], _GIVES)
     computing, waiting = (
         float(median(np.bincount(number, table[name][call]).astype(np.float64))) for name in ("self_ns", "duration_ns")
     )
@@ -111,33 +147,46 @@ def _of_rank(table: Table, code: Ints, mine: Ints, whom: Ints) -> _Steps | None:
         call=call,
         number=number,
         began=table["start_ns"][call[begins]].astype(np.float64),
-        sources=frozenset(whom[usual[~sent]].tolist()),
-        targets=frozenset(whom[usual[sent]].tolist()),
-        kinds=tuple(dict.fromkeys(code[mine[step]].tolist())),
+        sources=frozenset(whom[usual[~gives]].tolist()),
+        targets=frozenset(whom[usual[gives]].tolist()),
+        kinds=tuple(dict.fromkeys((2 * code[mine[step]] + (whom[step] == rank)).tolist())),
         computing=computing,
         waiting=waiting,
     )
 
 
-def _connected(found: dict[int, _Steps]) -> bool:
-    """Whether all wait for each other, some through others."""
-    reached, new = set[int](), {next(iter(found))}
-    while new:
-        reached |= new
-        new = {peer for rank in new if rank in found for peer in found[rank].whom} - reached
-    return reached == set(found)
+def _connected(pairs: Ints, *, both_ways: bool = True) -> bool:
+    """Whether all wait for each other, some through others; with ``both_ways`` off, each through others for all."""
+    sides = (0, 1) if both_ways else (0,), (0, 1) if both_ways else (1,)
+    for side in dict.fromkeys(sides):
+        reached, new = set[int](), {int(pairs[0, 0])}
+        while new:
+            reached |= new
+            new = {int(other) for one in side for other in pairs[1 - one][np.isin(pairs[one], list(new))]} - reached
+        if reached != set(pairs.ravel().tolist()):
+            return False
+    return True
 
 
-def _at_once(found: dict[int, _Steps]) -> bool:
-    """Whether the rank that computes longest, and so waits least, computes at the same time as its neighbours."""
-    longest = max(found.values(), key=lambda one: one.computing)
-    return longest.waiting < _AT_ONCE * min((found[peer].computing for peer in longest.whom), default=0.0)
+def _at_once(found: dict[int, _Steps], pairs: Ints) -> bool:
+    """Whether ranks compute at the same time on work of their own.
+
+    Each waits for all, and the rank that computes longest, and so waits least, computes at the same time as its
+    neighbours. Stages that only hand on fill up, and then all compute at once on what others made.
+    """
+    longest = max(found, key=lambda rank: found[rank].computing)
+    near = set(pairs[:, (pairs == longest).any(axis=0)].ravel().tolist()) - {longest}
+    least = min((found[peer].computing for peer in near if peer in found), default=0.0)
+    return found[longest].waiting < _AT_ONCE * least and _connected(pairs, both_ways=False)
 
 
-def _joined(table: Table, found: list[_Steps]) -> Table:
-    """One row a rank and step; the same number for the steps of two ranks that began at about the same time."""
+def _joined(table: Table, found: list[_Steps], *, at_once: bool) -> Table:
+    """One row a rank and step; the same number for the steps of two ranks that began at about the same time.
+
+    Ranks that do not compute at once may be many steps ahead of each other: there steps are counted.
+    """
     longest = max(found, key=lambda one: len(one.began))
-    numbers = [_as_of(longest.began, one.began) for one in found]
+    numbers = [_as_of(longest.began, one.began) if at_once else np.arange(len(one.began)) for one in found]
     made = np.cumsum([0, *(len(one.began) for one in found)])
     call = np.concatenate([one.call for one in found])
     which = np.concatenate([one.number + begin for one, begin in zip(found, made, strict=False)])

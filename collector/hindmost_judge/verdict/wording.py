@@ -152,8 +152,13 @@ def why(blocks: Blocks, slowdowns: list[Slowdown], cause: Cause) -> list[str]:
         what = {NEEDS: "CPU and file I/O time", OFF: "off CPU"}.get(blocks.evidence, "self time")
         what = HOST_WORK if blocks.lanes is not None else what
         repeated = any((ms(part), ms(other)) == (ms(mine), ms(theirs)) for _, part, other, _ in parts)
-        if mine > theirs and not repeated:
-            found.append(against(what + between, who, mine, theirs, each))
+        alone = blocks.alone is not None and blocks.alone[rows].all()  # others do other work
+        if alone or (mine > theirs and not repeated):
+            found.append(
+                f"{what}{between}: {who} {ms(mine)}, usually {ms(mine - delay)}"
+                if alone
+                else against(what + between, who, mine, theirs, each)
+            )
     whose = f"rank {int(blocks.ranks[slowdowns[0].row])}: " if len(rows) > 1 else ""
     needs = blocks.evidence == NEEDS and cause.cause == "compute"  # all it needs is CPU time: no delay to take apart
     what = "more than its peers" if blocks.evidence == NEEDS else "delay"
@@ -429,7 +434,15 @@ def stalls(blocks: Blocks, found: Stalls, cause: Cause, cost: float, first: int)
         often += f"{pace}. Each such step takes {ms(each)} longer"
     has = "has" if len(found.rows) == 1 else "have"
     whose = f"{who} {has} {percent(found.share)} of all stalls in the job" if found.share < _ALL else ""
-    return [often, *shares(found.delay, cause, per="in such a step"), whose or "no other rank stalls"]
+    whose = whose or "no other rank stalls"
+    if count < _FEWEST:
+        which = " and ".join(map(str, blocks.steps[found.stalled].tolist()))
+        whose += f"; so few, in steps {which}, do not show whether it stalls again"
+    return [often, *shares(found.delay, cause, per="in such a step"), whose]
+
+
+#: Fewer stalls are events: they do not show that a rank stalls persistently.
+_FEWEST = 5
 
 
 #: From this share of the stalls on a rank has all of them.
@@ -563,8 +576,12 @@ def balanced(
     latest = waited_for_most(blocks) if needs is None and blocks.pipeline is None and sure else None
     often, caused = (0.0 if latest is None else average(block[latest]) for block in (blocks.last, blocks.caused))
     if latest is not None and often > _MOSTLY and caused >= max(_MUCH, least) * blocks.step_ns:
-        who = f"rank {int(blocks.ranks[latest])} is suspected: it is last in {percent(often)} of collectives"
-        found, sure = [f"{who}; others wait {ms(caused)} per step for it, typically less"], False
+        who = f"rank {int(blocks.ranks[latest])}"
+        if blocks.alone is not None and blocks.alone[latest]:
+            found = [f"{who} sets the pace by work that is its own in this program; it takes no longer than it did"]
+        else:
+            who += f" is suspected: it is last in {percent(often)} of collectives"
+            found, sure = [f"{who}; others wait {ms(caused)} per step for it, typically less"], False
     if needs is not None:
         row, most = _most(needs)
         usual = float(median(needs.self_time))

@@ -224,10 +224,17 @@ def unmeasured() -> Iterator[Call]:
 
 @pytest.mark.parametrize(
     "calls",
-    [handed_out(), in_turn(2, 20), in_turn(3, 8, 3, 8), in_turn(2, 3, 5, 10), subcycled(), apart(), unmeasured()],
+    [handed_out(), subcycled(), apart(), unmeasured()],
 )
 def test_ranks_that_do_not_wait_for_each_other_alike_are_left(calls: Iterator[Call]) -> None:
     assert with_exchanges_joined(run_of(list(calls))) is None
+
+
+@pytest.mark.parametrize("calls", [in_turn(2, 20), in_turn(3, 8, 3, 8), in_turn(2, 3, 5, 10)])
+def test_ranks_that_work_in_turn_are_compared_with_no_other(calls: Iterator[Call]) -> None:
+    joined = with_exchanges_joined(run_of(list(calls)))
+    assert joined is not None
+    assert len(set(joined.cohort.tolist())) == len(joined.cohort)
 
 
 def test_steps_that_a_recording_lacks_of_one_rank_move_no_others() -> None:
