@@ -247,10 +247,10 @@ def _cost(
     others = [_span([slowdown]) for slowdown in replay.others(slowdowns)]
     alone = blocks.alone is not None and bool(blocks.alone[rows].all())
     if blocks.exchanges and not alone:  # far ranks show it many steps later, and the typical one less of it
-        return cost, wording.held_up(held_up)
+        return cost, wording.held_up(held_up), None
     change = savings.observed_change(blocks, span, others)  # with other slowdowns in it
     if change is None and alone:  # others work for longer: it may cost nothing
-        return 0.0, []
+        return 0.0, [], None
     if change is not None:
         waited = savings.caused_more(blocks, rows, span) + held_up
         replayed = float(by_step[change.steps].mean()) + held_up
