@@ -26,12 +26,18 @@ CORPUS = Path(os.environ.get("HINDMOST_CORPUS", _NEXT_TO_THE_TREE / "corpus"))
 STUDY = Path(os.environ.get("HINDMOST_STRAGGLER_ANALYSIS", _NEXT_TO_THE_TREE / "straggler-analysis"))
 
 
+def here(name: str) -> Path | None:
+    """Its file, of the whole set where that is here."""
+    paths = (folder / f"{name}.tar.xz" for folder in (CORPUS, OURS))
+    return next((path for path in paths if path.exists()), None)
+
+
 def recording(name: str) -> Path:
-    """Its file, of the whole set where that is here; else the test is skipped."""
-    for folder in (CORPUS, OURS):
-        if (folder / f"{name}.tar.xz").exists():
-            return folder / f"{name}.tar.xz"
-    pytest.skip(f"needs recordings outside this repository: {name} in HINDMOST_CORPUS ({CORPUS})")
+    """Its file; where it is not here the test is skipped."""
+    path = here(name)
+    if path is None:
+        pytest.skip(f"needs recordings outside this repository: {name} in HINDMOST_CORPUS ({CORPUS})")
+    return path
 
 
 def unpacked(name: str, to: Path, kept: Callable[[str], bool] = bool) -> Path:

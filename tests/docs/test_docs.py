@@ -5,10 +5,10 @@ import dataclasses
 import importlib
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 from hindmost_cli import COMMANDS
 from hindmost_collector.options import JUDGE_PREFIX as OF_JUDGE
@@ -62,38 +62,33 @@ def test_every_page_is_listed() -> None:
     assert set(DOCS.rglob("*.md")) - {start} - {(DOCS / target).resolve() for target in targets} == set()
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_nothing_is_installed_from_where_it_is_not(path: Path) -> None:
+def test_nothing_is_installed_from_where_it_is_not() -> None:
     """Pages install hindmost from a clone, or from a folder: no index of packages has it."""
-    text = path.read_text(encoding="utf-8")
-    assert re.findall(r"pip install(?! --no-index)[^\n`]*\bhindmost(?:\[|\s|$)[^\n`]*", text) == []
+    assert in_pages(r"pip install(?! --no-index)[^\n`]*\bhindmost(?:\[|\s|$)[^\n`]*") == []
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_every_test_that_is_named_exists(path: Path) -> None:
+def test_every_test_that_is_named_exists() -> None:
     """A page that says which test shows something names one that there is; ``…`` is the file named before it."""
-    file, missing, text = "", [], path.read_text(encoding="utf-8")
-    for named, test in re.findall(r"`(tests/[\w/]+\.py(?<!_NAME\.py)|…)(?:::(\w+))?`", text):
+    file, missing = "", []
+    for page, (named, test) in in_pages(r"`(tests/[\w/]+\.py(?<!_NAME\.py)|…)(?:::(\w+))?`"):
         file = file if named == "…" else named
         code = (ROOT / file).read_text(encoding="utf-8") if (ROOT / file).is_file() else ""
         if not code or (test and f"def {test}(" not in code):
-            missing.append(f"{file}::{test}")
+            missing.append((page, f"{file}::{test}"))
     assert missing == []
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_every_file_that_is_named_exists(path: Path) -> None:
+def test_every_file_that_is_named_exists() -> None:
     """What a page names in code and is of this repository is a file or a folder of it; ``NAME`` stands for any."""
-    folders = "agent|bench|collector|dashboards|deploy|docs|examples|proto|tests"
-    named = re.findall(rf"`((?:{folders})/[\w./-]+)", path.read_text(encoding="utf-8"))
-    assert [one for one in named if "NAME" not in one and not (ROOT / one).exists()] == []
+    named = in_pages(r"`((?:agent|bench|collector|dashboards|deploy|docs|examples|proto|tests)/[\w./-]+)")
+    assert [(page, one) for page, one in named if "NAME" not in one and not (ROOT / one).exists()] == []
 
 
-@pytest.mark.parametrize("path", [*PAGES, *DEPLOYED], ids=lambda path: str(path.relative_to(ROOT)))
-def test_every_option_that_is_shown_exists(path: Path) -> None:
+def test_every_option_that_is_shown_exists() -> None:
     """Each option after ``hindmost SUBCOMMAND`` in docs, units, scripts and containers is one that it takes."""
     unknown = [
-        (command, option)
+        (path.name, command, option)
+        for path in [*PAGES, *DEPLOYED]
         for command, words in invocations(path)
         for option in re.findall(r"(?<![\w-])--[a-z][a-z-]*", words)
         if option not in options(command)
@@ -199,6 +194,11 @@ def test_every_column_of_the_table_of_ranks_is_defined() -> None:
     assert sorted(re.findall(r"`([^`]+)`", " ".join(rows))) == sorted(titles)
 
 
+def in_pages(pattern: str) -> list[tuple[str, Any]]:
+    """All that a pattern finds, with the page in which it stands."""
+    return [(page.name, found) for page in PAGES for found in re.findall(pattern, page.read_text(encoding="utf-8"))]
+
+
 def anchors(page: Path) -> set[str]:
     """What GitHub calls the headings of a page."""
     headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
@@ -210,6 +210,7 @@ def section_of(page: str, heading: str) -> str:
     return (DOCS / page).read_text(encoding="utf-8").split(heading)[1].split("\n## ", maxsplit=1)[0]
 
 
+@cache
 def options(command: str) -> set[str]:
     """The options that a subcommand takes."""
     parser = argparse.ArgumentParser()

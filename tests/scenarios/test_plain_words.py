@@ -21,7 +21,7 @@ from hindmost_judge.model import Run
 
 from style_check import rules
 from tests.pages import inside
-from tests.recordings import judged, recording
+from tests.recordings import here, judged
 
 from .expected import RECORDINGS
 from .loads import Load, hang, make
@@ -88,86 +88,81 @@ JOBS: dict[str, Callable[[], Run]] = {
 }
 
 
-#: Each is made once, and read by all tests.
-REPORTS = [
-    *(pytest.param(cache(lambda name=name: judge(JOBS[name]()).to_dict()), id=name) for name in JOBS),
-    *(pytest.param(cache(lambda name=name: judged(recording(name)).to_dict()), id=name) for name in RECORDINGS),
-    *(
-        pytest.param(cache(lambda each=scenario.values[0]: report_of(*each).to_dict()), id=scenario.id)
-        for scenario in scenarios()
-    ),
-]
+SCENARIOS = [one.values[0] for one in scenarios()]
+#: By name. Each is made once, and read by all tests.
+REPORTS: dict[str, Callable[[], Mapping[str, Any]]] = {
+    **{name: cache(lambda make=make: judge(make()).to_dict()) for name, make in JOBS.items()},
+    **{name: cache(lambda path=path: judged(path).to_dict()) for name in RECORDINGS if (path := here(name))},
+    **{f"{lines}": cache(lambda lines=lines: report_of(*lines).to_dict()) for lines in SCENARIOS},
+}
 
 
-@pytest.mark.parametrize("report", REPORTS)
-def test_every_sentence_is_short_and_in_the_fields_words(report: Callable[[], Mapping[str, Any]]) -> None:
+def test_every_sentence_is_short_and_in_the_fields_words() -> None:
     """No sentence has more than 25 words, and none has a word that styles/ has another for."""
-    assert findings(report()) == []
+    assert {name: found for name, report in REPORTS.items() if (found := findings(report()))} == {}
 
 
 _STALLS = re.compile(r"stall\D* in (\d+) of (\d+) steps")
 _EACH = re.compile(r"(?:, |Each such step takes )([\d.]+) (m?s) (?:each|longer)")
 
 
-@pytest.mark.parametrize("report", REPORTS)
-def test_stalls_times_what_each_takes_are_their_cost(report: Callable[[], Mapping[str, Any]]) -> None:
+def test_stalls_times_what_each_takes_are_their_cost() -> None:
     """A reader who multiplies the numbers of the sentence gets the cost, within a tenth and their digits."""
-    for verdict in report()["verdicts"]:
+    for name, verdict in ((name, verdict) for name, report in REPORTS.items() for verdict in report()["verdicts"]):
         said = next((line for line in verdict["evidence"] if _STALLS.search(line)), None)
         if said is None:
             continue
         count, steps = _STALLS.search(said).groups()  # type: ignore[union-attr]
         ((value, unit),) = _EACH.findall(said)
         total = int(count) / int(steps) * float(value) * (1 if unit == "ms" else 1000)
-        assert total == pytest.approx(verdict["cost_ms_per_step"], rel=0.12, abs=0.05)
+        assert total == pytest.approx(verdict["cost_ms_per_step"], rel=0.12, abs=0.05), name
 
 
-@pytest.mark.parametrize("report", REPORTS[::3])
-def test_nothing_is_lost_at_sixty_columns(report: Callable[[], Mapping[str, Any]]) -> None:
+def test_nothing_is_lost_at_sixty_columns() -> None:
     """Each line but a command's fits, each word of each verdict is there, and so is each column that decided one."""
-    found = report()
-    shown = text.render(found, 60, explain=True)
-    assert [line for line in shown.splitlines() if len(line) > 60 and not line.lstrip().startswith("`")] == []
-    words = "".join(shown.split())
-    for one in rendered(found):
-        for said in (one.head, one.what, one.cost, *one.why, *one.do):
-            assert all(word in words for word in said.split()), said
-    titles, _ = columns.table(columns.choose(found)[0], 60, columns.deciding(found))
-    assert set(columns.deciding(found)) <= set(titles)
+    for name in [*REPORTS][::3]:
+        found = REPORTS[name]()
+        shown = text.render(found, 60, explain=True)
+        wide = [line for line in shown.splitlines() if len(line) > 60 and not line.lstrip().startswith("`")]
+        assert wide == [], name
+        words = "".join(shown.split())
+        said = [said for one in rendered(found) for said in (one.head, one.what, one.cost, *one.why, *one.do)]
+        assert [one for one in said if not all(word in words for word in one.split())] == [], name
+        titles, _ = columns.table(columns.choose(found)[0], 60, columns.deciding(found))
+        assert set(columns.deciding(found)) <= set(titles), name
 
 
-@pytest.mark.parametrize("report", REPORTS)
-def test_a_named_rank_has_a_cost_or_a_hang_a_reason_and_something_to_do(
-    report: Callable[[], Mapping[str, Any]],
-) -> None:
+def test_a_named_rank_has_a_cost_or_a_hang_a_reason_and_something_to_do() -> None:
     """Who names a rank says why and what to do; and whether it is sure, unless it is a hang without a known rank."""
-    for one, verdict in zip(rendered(found := report()), found["verdicts"], strict=True):
-        assert one.head in ("SLOW", "HUNG", "DESYNC", "UNEVEN", "LIMITED BY", "OK", "UNSURE")
-        assert one.why or one.head == "UNSURE"  # whose head may be the reason
-        if verdict["ranks"]:
-            assert set(verdict["advice"][:1]) <= {text for said in rendered(found) for text in said.do}
-            assert verdict["advice"]
-            assert one.sure
-            assert one.cost or one.head in ("HUNG", "DESYNC")
+    for name, report in REPORTS.items():
+        for one, verdict in zip(rendered(found := report()), found["verdicts"], strict=True):
+            assert one.head in ("SLOW", "HUNG", "DESYNC", "UNEVEN", "LIMITED BY", "OK", "UNSURE"), name
+            assert one.why or one.head == "UNSURE", name  # whose head may be the reason
+            if verdict["ranks"]:
+                assert set(verdict["advice"][:1]) <= {text for said in rendered(found) for text in said.do}, name
+                assert verdict["advice"], name
+                assert one.sure, name
+                assert one.cost or one.head in ("HUNG", "DESYNC"), name
 
 
-@pytest.mark.parametrize("report", REPORTS)
-def test_each_command_that_is_advised_can_be_typed(report: Callable[[], Mapping[str, Any]]) -> None:
+def test_each_command_that_is_advised_can_be_typed() -> None:
     """Its subcommand takes these options, and asks for no other."""
-    for one in rendered(report()):
-        for name, words in re.findall(r"`hindmost (\w+)([^`]*)`", " ".join((*one.why, *one.do))):
-            parser = argparse.ArgumentParser()
-            importlib.import_module(f"hindmost_cli.{name}").configure(parser)
-            parser.parse_args(shlex.split(words))
+    said = {line for report in REPORTS.values() for one in rendered(report()) for line in (*one.why, *one.do)}
+    advised = {found for line in said for found in re.findall(r"`hindmost (\w+)([^`]*)`", line)}
+    assert advised
+    for name, words in advised:
+        parser = argparse.ArgumentParser()
+        importlib.import_module(f"hindmost_cli.{name}").configure(parser)
+        parser.parse_args(shlex.split(words))
 
 
-@pytest.mark.parametrize("report", REPORTS[: len(JOBS)])
-def test_html_says_what_the_text_says(report: Callable[[], Mapping[str, Any]]) -> None:
+def test_html_says_what_the_text_says() -> None:
     """With all evidence: the page shows the words that its data holds."""
-    found = report()
-    shown = inside(document.of_report(found, path="RUN"))["report"]
-    assert shown["title"] == columns.title(found)
-    assert shown["bound"].startswith(columns.bound(found))
-    assert (shown["waste"], shown["notes"]) == (columns.waste(found), list(found["notes"]))
-    assert shown["job"] == json.loads(json.dumps(found["job"]))
-    assert shown["rendered"] == [json.loads(json.dumps(asdict(one))) for one in rendered(found)]
+    for name in JOBS:
+        found = REPORTS[name]()
+        shown = inside(document.of_report(found, path="RUN"))["report"]
+        assert shown["title"] == columns.title(found)
+        assert shown["bound"].startswith(columns.bound(found))
+        assert (shown["waste"], shown["notes"]) == (columns.waste(found), list(found["notes"]))
+        assert shown["job"] == json.loads(json.dumps(found["job"]))
+        assert shown["rendered"] == [json.loads(json.dumps(asdict(one))) for one in rendered(found)]

@@ -14,7 +14,7 @@ from hindmost_collector.page.history import StepHistory
 from hindmost_collector.recordings.load import load
 from hindmost_judge.judge import judge
 
-from tests.recordings import OURS, STUDY, judged, recorded, recording
+from tests.recordings import OURS, STUDY, here, judged, recorded, recording
 
 from .expected import RECORDINGS
 from .explained import not_explained, waits_of_no_rank
@@ -38,46 +38,43 @@ def test_a_recording_is_judged_as_what_it_is(name: str) -> None:
         assert verdict.cost_ms_per_step == pytest.approx(expected.cost_ms, rel=0.2)
 
 
-_OF_EVERY_RECORDING = pytest.mark.parametrize(
-    "name",
-    sorted(
-        {*RECORDINGS, "hostbound-live-clean", "inputbound-live-clean"}
-        | {one.name.split(".")[0] for one in OURS.iterdir()}
-    ),
-)
+_NAMES = {
+    *RECORDINGS,
+    "hostbound-live-clean",
+    "inputbound-live-clean",
+    *(one.name.split(".")[0] for one in OURS.iterdir()),
+}
+#: All that are here.
+EVERY = sorted(path for name in _NAMES if (path := here(name)))
 
 
-@_OF_EVERY_RECORDING
-def test_the_verdict_explains_the_table(name: str) -> None:
+def test_the_verdict_explains_the_table() -> None:
     """A rank that is last in most collectives, with the others waiting 5 % of a step, is in a verdict or a sentence."""
-    assert not_explained(judged(recording(name))) == []
+    assert {path.name: found for path in EVERY if (found := not_explained(judged(path)))} == {}
 
 
-@_OF_EVERY_RECORDING
-def test_ranks_wait_for_others_that_the_table_shows(name: str) -> None:
+def test_ranks_wait_for_others_that_the_table_shows() -> None:
     """What ranks wait for a late one is caused by one; elsewhere the caption says what else the column holds."""
-    assert waits_of_no_rank(judged(recording(name))) == []
+    assert {path.name: found for path in EVERY if (found := waits_of_no_rank(judged(path)))} == {}
 
 
-@pytest.mark.parametrize("name", sorted(one.name.split(".")[0] for one in OURS.iterdir()))
-def test_lanes_add_up_to_the_step(name: str) -> None:
+def test_lanes_add_up_to_the_step() -> None:
     """What was measured of a host and of a GPU is no more than 2 % longer than the step; drawn, it is the step.
 
     Where collectives have no start times, as NCCL's Inspector has none, steps are as long as hosts mark them: what GPUs
     do between two of these made 2.1 % in a recording that is not in this repository.
     """
-    seen = judged(OURS / f"{name}.tar.xz").overview
-    if seen is None:
-        return
-    history = StepHistory()
-    history.add(seen)
-    means = history.means()
-    for lane in means.lanes().values() if means else ():
-        known = ~np.isnan(lane.measured)
-        assert known.any()
-        assert lane.measured[known].max() <= 1.02
-        assert sum(lane.parts.values())[known] == pytest.approx(1.0)
-        assert min(part[known].min() for part in lane.parts.values()) >= 0.0
+    for path in OURS.iterdir():
+        history = StepHistory()
+        if (seen := judged(path).overview) is not None:
+            history.add(seen)
+        means = history.means()
+        for lane in means.lanes().values() if means else ():
+            known = ~np.isnan(lane.measured)
+            assert known.any(), path
+            assert lane.measured[known].max() <= 1.02, path
+            assert sum(lane.parts.values())[known] == pytest.approx(1.0), path
+            assert min(part[known].min() for part in lane.parts.values()) >= 0.0, path
 
 
 def test_a_slow_stage_of_one_rank_is_reported_with_its_rank() -> None:

@@ -155,6 +155,7 @@ class _Stage:
         self.unharmed = np.zeros(len(ranks))
         self.host = np.zeros(len(ranks))
         self.free: dict[str, Array] = defaultdict(lambda: np.zeros(len(ranks)))
+        self.amounts: dict[tuple[Kernels, tuple[float, float]], tuple[Array, Array, Array]] = {}
         self.launched = 0
         self.queue: deque[tuple[int, Array]] = deque()
         self.numbers: dict[str, int] = defaultdict(int)
@@ -253,11 +254,10 @@ class _Stage:
         return np.asarray(np.maximum(self.host, self.ready[batch]) + 0.05)
 
     def _launch(self, one: Kernels, step: int, totals: dict[str, tuple[float, float]]) -> None:
-        draws, whole = self.draws, totals[one.phase]
-        takes = one.host * draws.host[step, one.slot]
-        if ("host", one.phase) in self.extra and whole[0]:
-            takes = takes + one.host / whole[0] * self.extra["host", one.phase][step]
-        queued = takes * draws.queued[step]
+        key = (one, totals[one.phase])
+        if key not in self.amounts:
+            self.amounts[key] = self._amounts(*key)
+        takes, queued, work = (each[step] for each in self.amounts[key])
         self.now.queued = self.now.queued + queued
         self.launched += one.launches
         while self.queue and self.queue[0][0] <= self.launched - QUEUE:
@@ -266,12 +266,19 @@ class _Stage:
         begin, self.host = self.host, self.host + takes + queued
         if not one.launches:
             return
-        work = one.gpu * draws.gpu[step, one.slot] * draws.work[step]
-        if ("gpu", one.phase) in self.extra and whole[1]:
-            work = work + one.gpu / whole[1] * self.extra["gpu", one.phase][step]
         start = np.maximum(self.free["gpu"], begin + LATENCY)
         self.free["gpu"] = np.maximum(start + work, self.host + LATENCY + work / one.launches)
         self.queue.append((self.launched, self.free["gpu"]))
+
+    def _amounts(self, one: Kernels, whole: tuple[float, float]) -> tuple[Array, Array, Array]:
+        """[S, n] ms of all steps: on the host, in which it queues for a CPU meanwhile, and on the GPU."""
+        draws = self.draws
+        takes, work = one.host * draws.host[:, one.slot], one.gpu * draws.gpu[:, one.slot] * draws.work
+        if ("host", one.phase) in self.extra and whole[0]:
+            takes = takes + one.host / whole[0] * self.extra["host", one.phase]
+        if ("gpu", one.phase) in self.extra and whole[1]:
+            work = work + one.gpu / whole[1] * self.extra["gpu", one.phase]
+        return takes, takes * draws.queued, work
 
     def _send(self, one: Send, step: int) -> None:
         now = self.host

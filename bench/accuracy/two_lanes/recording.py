@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 import zlib
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -63,6 +64,7 @@ def recorded(job: Job, history: History, work: Array) -> Run:
         return load(folder)
 
 
+@cache
 def _communicator(kind: str, group: int) -> int:
     return zlib.crc32(kind.encode()) << 16 | group
 
@@ -184,7 +186,8 @@ def _column(parts: list[Any], lengths: list[int]) -> Array:
     """A table's column of arrays and of what is the same in a whole part."""
     if not any(np.ndim(one) for one in parts):
         return np.repeat(parts, lengths)
-    return np.concatenate([np.broadcast_to(one, count) for one, count in zip(parts, lengths, strict=True)])
+    each = zip(parts, lengths, strict=True)
+    return np.concatenate([one if isinstance(one, np.ndarray) else np.full(count, one) for one, count in each])
 
 
 def _step(clocks: Clocks, step: Step, work: Array) -> dict[str, Any]:
@@ -206,7 +209,7 @@ def _step(clocks: Clocks, step: Step, work: Array) -> dict[str, Any]:
         "start_ns": begin,
         "duration_ns": end - begin,
         "work": np.rint(SAMPLES * work[step.step, step.ranks]),
-        **{name: np.broadcast_to(took, len(step.ranks)) for name, took in known.items()},
+        **known,
     }
 
 
@@ -245,13 +248,18 @@ def _metrics(job: Job, clocks: Clocks, history: History) -> dict[str, Array]:
     last = max(float(step.end.max()) for step in history.steps)
     at = np.arange(0.0, last, 1000.0)
     parts = []
+    of_stages: dict[int, list[Step]] = {}
+    for step in history.steps:
+        of_stages.setdefault(int(step.ranks[0]), []).append(step)
+    times = {}
+    for steps in of_stages.values():
+        ends, begins = np.array([one.end for one in steps]), np.array([one.begin for one in steps])
+        queued = np.array([one.queued for one in steps])
+        busy = ends - begins - np.array([sum(one.waited.values()) for one in steps]) - queued
+        times |= {rank: (ends[:, i], busy[:, i], queued[:, i]) for i, rank in enumerate(steps[0].ranks.tolist())}
     for rank in range(job.ranks):
-        mine = [(step, int(np.flatnonzero(step.ranks == rank)[0])) for step in history.steps if rank in step.ranks]
-        ends = np.array([one.end[i] for one, i in mine])
-        waited = np.array([sum(w[i] for w in one.waited.values()) for one, i in mine])
-        queued = np.array([one.queued[i] for one, i in mine])
-        took = ends - np.array([one.begin[i] for one, i in mine])
-        for name, spent in (("cpu", took - waited - queued), ("runqueue", queued)):
+        ends, busy, queued = times[rank]
+        for name, spent in (("cpu", busy), ("runqueue", queued)):
             parts.append(
                 table(
                     "metrics",
