@@ -102,7 +102,7 @@ SECTIONS: dict[Any, tuple[str, dict[str, str]]] = {
             "operation": "in which operation",
             "line": "where the stack shows one of `ranks`",
             "node": "the node, where `ranks` are all of its ranks",
-            "stopped_s": "seconds in which ranks were stopped (SIGSTOP, or a debugger), by rank",
+            "stopped_s": "seconds, at least, in which ranks were stopped (SIGSTOP, or a debugger), by rank",
         },
     ),
     contract.Slowed: (

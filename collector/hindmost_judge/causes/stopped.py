@@ -45,29 +45,43 @@ class Stop:
 
 def find(run: Run) -> list[Stop]:
     """Every stop that was seen in at least two samples, in order of ranks and time."""
+    found = [one for rank, time, stopped in _sampled(run) for one in _stops(rank, time, stopped)]
+    return sorted(found, key=lambda one: (one.rank, one.since))
+
+
+def seen(run: Run) -> Array:
+    """When samples show a rank stopped, ns of the job clock, in order."""
+    return np.sort(np.concatenate([np.zeros(0, np.int64), *(time[stopped] for _, time, stopped in _sampled(run))]))
+
+
+def during(run: Run, since: int, until: int) -> dict[int, float]:
+    """Rank to the seconds, at least, that it was stopped between these times (ns), of the ranks stopped for most of it
+    or at each sample in it."""
+    seconds: dict[int, float] = {}
+    for rank, time, stopped in _sampled(run):
+        overlaps = (min(one.until, until) - max(one.since, since) for one in _stops(rank, time, stopped))
+        lasted, inside = sum(max(one, 0) for one in overlaps), stopped[(time >= since) & (time <= until)]
+        if lasted >= _MOST * (until - since) or (inside.size and inside.all()):
+            seconds[rank] = max(lasted / 1e9, seconds.get(rank, 0.0))
+    return seconds
+
+
+def _sampled(run: Run) -> list[tuple[int, Array, Array]]:
+    """Rank, times and whether it was stopped then, of ranks that were at any of them."""
     metrics = Metrics.of(run)
     found = metrics.samples(METRIC)
     if found is None or not (found.value > 0).any():
         return []
-    stops = []
-    for series, rank in zip(*(column.tolist() for column in metrics.owners(found)), strict=True):
-        span = slice(int(found.first[series]), int(found.first[series + 1]))
-        time, stopped = found.time[span], found.value[span] > 0
-        edges = np.flatnonzero(np.diff(np.concatenate([[False], stopped, [False]])))
-        for first, end in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True):
-            if end - first >= _SAMPLES:
-                stops.append(Stop(rank, int(time[first]), int(time[end - 1])))
-    return sorted(stops, key=lambda one: (one.rank, one.since))
+    owners = [*zip(*(column.tolist() for column in metrics.owners(found)), strict=True)]
+    spans = [(rank, slice(int(found.first[at]), int(found.first[at + 1]))) for at, rank in owners]
+    every = [(rank, found.time[span], found.value[span] > 0) for rank, span in spans]
+    return [one for one in every if one[2].any()]
 
 
-def during(run: Run, since: int, until: int) -> dict[int, float]:
-    """Rank to the seconds it was stopped between these times (ns), of the ranks stopped for most of it."""
-    seconds: dict[int, float] = {}
-    for one in find(run):
-        overlap = min(one.until, until) - max(one.since, since)
-        if overlap > 0:
-            seconds[one.rank] = seconds.get(one.rank, 0.0) + overlap / 1e9
-    return {rank: lasted for rank, lasted in seconds.items() if lasted >= _MOST * (until - since) / 1e9}
+def _stops(rank: int, time: Array, stopped: Array) -> list[Stop]:
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], stopped, [False]])))
+    pairs = zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)
+    return [Stop(rank, int(time[first]), int(time[end - 1])) for first, end in pairs if end - first >= _SAMPLES]
 
 
 def stopped_rows(blocks: Blocks) -> list[int]:

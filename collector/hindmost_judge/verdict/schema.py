@@ -175,7 +175,7 @@ class StepLimit:
 class Stall:
     """A time in which nothing moved, though the job went on after it: when, in seconds since the job's start, who was
     waited for by how many in which operation, where the stacks show one of these, and the node that is all of these.
-    ``stopped_s``: rank to the seconds in which its process was stopped, by SIGSTOP or by a debugger.
+    ``stopped_s``: rank to the seconds, at least, in which its process was stopped, by SIGSTOP or by a debugger.
     """
 
     since_s: float

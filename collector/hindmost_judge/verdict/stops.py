@@ -19,6 +19,7 @@ import numpy as np
 
 from hindmost_judge.blocks import Blocks
 from hindmost_judge.causes.stopped import during
+from hindmost_judge.causes.stopped import seen as stopped_at
 from hindmost_judge.causes.telemetry import Metrics
 from hindmost_judge.detect import hang
 from hindmost_judge.detect.hang import Hang, Mismatch, since_step
@@ -178,6 +179,10 @@ class _Gap:
     looks: Ints
 
 
+#: A wait in which a rank was stopped is a stall from so long, and so many steps, on.
+_STOPPED_NS, _STOPPED_STEPS = 1e9, 3.0
+
+
 def find_ended_stalls(run: Run, blocks: Blocks | None, settings: Settings) -> tuple[tuple[Stall, ...], list[str]]:
     """The stalls, and a sentence on each: from when to when, who was waited for in what, where that rank was.
 
@@ -186,8 +191,9 @@ def find_ended_stalls(run: Run, blocks: Blocks | None, settings: Settings) -> tu
     """
     step_ns = float(median(blocks.period)) if blocks is not None else float("nan")
     hang_timeout_ns = settings.hang_timeout_ns(step_ns)
+    halts = stopped_at(run)
     if not (run.collectives["duration_ns"] >= hang_timeout_ns).any() and not (
-        rows(run.stacks) and rows(run.collectives)
+        (rows(run.stacks) or len(halts)) and rows(run.collectives)
     ):
         return (), []
     tables = [one for one in (run.collectives, run.steps) if rows(one)]
@@ -199,7 +205,11 @@ def find_ended_stalls(run: Run, blocks: Blocks | None, settings: Settings) -> tu
         first_step = float(run.steps["start_ns"].min())
     elif blocks is not None:
         first_step = blocks.entered_ns
-    seen, once = _gaps(run, moments, hang_timeout_ns)
+    gap_of = np.unique(np.searchsorted(moments, halts, side="right") - 1)
+    long = np.flatnonzero(np.diff(moments) >= max(_STOPPED_NS, _STOPPED_STEPS * step_ns))
+    halted = [at for at in np.intersect1d(gap_of, long).tolist() if during(run, *moments[at : at + 2].tolist())]
+    few = halted if len(halted) < settings.min_stalls else []  # more are a verdict's
+    seen, once = _gaps(run, moments, hang_timeout_ns, few)
     found = [(gap, _stall(run, gap, began)) for gap in seen]
     start_up = [_stall_sentence(run, stall, gap, START_UP) for gap, stall in found if gap.until <= first_step]
     found = [one for one in found if one[0].until > first_step]
@@ -239,18 +249,20 @@ def _advice_on_stall(stall: Stall, run: Run) -> str:
     return f"find out what {names(stall.ranks)} did then" if stall.ranks else "check what all ranks share: the network"
 
 
-def _gaps(run: Run, moments: Ints, hang_timeout_ns: float) -> tuple[list[_Gap], list[_Gap]]:
+def _gaps(run: Run, moments: Ints, hang_timeout_ns: float, halted: Sequence[int]) -> tuple[list[_Gap], list[_Gap]]:
     """The gaps of at least so long between two moments, first to last, that no script makes on purpose; and others.
 
-    In them stacks were taken, or every rank was in an operation: then none evaluated, saved, or read. In each of the
-    others all other ranks waited for the same ones, for which they waited so long only once.
+    In them stacks were taken, or every rank was in an operation: then none evaluated, saved, or read. Those after the
+    moments ``halted``, in which ranks were stopped, may be shorter. In each of the others all other ranks waited for
+    the same ones, for which they waited so long only once.
     """
     place = np.searchsorted(moments, run.stacks["time_ns"], side="right")
     every = len(np.unique(run.collectives["rank"]))
-    long = np.flatnonzero(np.diff(moments) >= hang_timeout_ns).tolist()
+    long = np.union1d(np.flatnonzero(np.diff(moments) >= hang_timeout_ns), halted).astype(int).tolist()
     found = [_Gap(int(moments[at]), int(moments[at + 1]), np.flatnonzero(place == at + 1)) for at in long]
     waited = [_waited_for(run, gap)[:2] for gap in found]
-    seen = [gap for gap, (_, waiting) in zip(found, waited, strict=True) if len(gap.looks) or waiting == every > 1]
+    shown = [len(gap.looks) or at in halted for gap, at in zip(found, long, strict=True)]
+    seen = [gap for gap, show, (_, waiting) in zip(found, shown, waited, strict=True) if show or waiting == every > 1]
     of_whom = [tuple(late) if late and len(late) + waiting == every else () for late, waiting in waited]
     once = [gap for gap, late in zip(found, of_whom, strict=True) if late and of_whom.count(late) == 1]
     return seen, [gap for gap in once if gap not in seen]

@@ -294,10 +294,11 @@ STOPPED_BY = "SIGSTOP, or a debugger"
 
 
 def stopped(seconds: dict[int, float]) -> str:
-    """``rank 2 was stopped (SIGSTOP, or a debugger) for 12.3 s``; of several ranks, for at least so long each."""
-    each = "" if len(seconds) == 1 else " each"
+    """``rank 2 was stopped (SIGSTOP, or a debugger) for at least 12.3 s``, between the samples that show it."""
+    least, each = min(seconds.values()), "" if len(seconds) == 1 else " each"
+    lasted = f" for at least {least:.1f} s{each}" if least >= 0.05 else ""  # a single sample has no length
     was = "was" if len(seconds) == 1 else "were"
-    return f"{names(list(seconds))} {was} stopped ({STOPPED_BY}) for {min(seconds.values()):.1f} s{each}"
+    return f"{names(list(seconds))} {was} stopped ({STOPPED_BY}){lasted}"
 
 
 def stopped_in_samples(rank: int, often: int, samples: int) -> str:

@@ -49,7 +49,9 @@ def test_a_hang_names_the_rank_that_is_stopped_and_the_command() -> None:
     """The first line of evidence says for how long; the advice lets the process go on."""
     verdict = hung((2,), range(WAIT + 1, WAIT + 31))
     assert (verdict.kind, verdict.ranks, verdict.cause) == ("hang", (2,), "stopped")
-    assert verdict.evidence[0] == ("rank 2 was stopped (SIGSTOP, or a debugger) for 29.0 s; 3 ranks wait in all_reduce")
+    assert verdict.evidence[0] == (
+        "rank 2 was stopped (SIGSTOP, or a debugger) for at least 29.0 s; 3 ranks wait in all_reduce"
+    )
     assert verdict.advice == ("`kill -CONT 102` on node0 lets rank 2 go on; if a debugger holds it, detach that",)
     assert of_verdict(verdict.__dict__).what.endswith("rank 2 was stopped by a signal or a debugger")
 
@@ -93,7 +95,7 @@ def test_another_rank_s_stop_is_evidence_beside_the_missing_rank() -> None:
     """Rank 2 is missing, rank 3 is stopped: both are said, and rank 2 is no stopped rank."""
     verdict = hung((3,), range(WAIT + 1, WAIT + 31))
     assert (verdict.ranks, verdict.cause) == ((2,), "unknown")
-    assert "rank 3 was stopped (SIGSTOP, or a debugger) for 29.0 s" in verdict.evidence
+    assert "rank 3 was stopped (SIGSTOP, or a debugger) for at least 29.0 s" in verdict.evidence
 
 
 def paused(stopped: bool) -> Run:
@@ -113,7 +115,9 @@ def test_a_stall_says_that_its_rank_was_stopped() -> None:
     report = judge(paused(stopped=True)).to_dict()
     (shown,) = with_rendered(report)["rendered"]
     assert shown["what"] == "for 20.0 s, then went on: rank 1 was stopped by a signal or a debugger"
-    assert "rank 1 was stopped (SIGSTOP, or a debugger) for 18.0 s; 2 ranks waited for rank 1" in shown["why"][0]
+    assert (
+        "rank 1 was stopped (SIGSTOP, or a debugger) for at least 18.0 s; 2 ranks waited for rank 1" in shown["why"][0]
+    )
     assert shown["do"][0].startswith("find what stopped rank 1 on node0: ")
     assert report["job"]["stalls"][0]["stopped_s"] == {"1": 18.0}
 
@@ -125,12 +129,23 @@ def test_a_stall_whose_rank_was_seen_running_is_not_called_a_stop() -> None:
     assert report["job"]["stalls"][0]["stopped_s"] == {}
 
 
+def test_short_stops_that_one_sample_each_shows_are_stalls() -> None:
+    """No job is OK in which all ranks waited for seconds for one that was stopped, however few samples are taken."""
+    faults = [{"rank": 1, "blocked": 2_500.0, "from": at, "until": at + 1} for at in (20, 40)]
+    run = make(Load(ranks=3, steps=60, noise=0.0, compute=9.7, faults=faults))
+    ends = run.collectives["start_ns"][(run.collectives["rank"] == 1) & (run.collectives["self_ns"] > SECOND)]
+    middles = ((ends - 1.25 * SECOND) / SECOND).tolist()
+    report = judge(sampled(run, {1: middles}, middles)).to_dict()
+    (shown,) = with_rendered(report)["rendered"]
+    assert shown["what"] == "for 5.0 s in 2 stalls, then went on: rank 1 was stopped by a signal or a debugger"
+
+
 @pytest.mark.parametrize(("stopped", "notes"), [(12, 1), (1, 0)])
 def test_a_stop_that_no_verdict_names_is_a_note(stopped: int, notes: int) -> None:
     """As of a job too short to tell a hang from a long step: that a rank was stopped is a fact still."""
     run = make(Load(ranks=4, steps=40))
     found = [note for note in judge(sampled(run, {1: range(stopped)}, range(20))).notes if "SIGSTOP" in note]
-    assert found == ["rank 1 was stopped (SIGSTOP, or a debugger) for 11.0 s"] * notes
+    assert found == ["rank 1 was stopped (SIGSTOP, or a debugger) for at least 11.0 s"] * notes
 
 
 def cycled(stopped_share: float) -> Verdict:
