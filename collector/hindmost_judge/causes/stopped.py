@@ -49,7 +49,7 @@ def find(run: Run) -> list[Stop]:
     return sorted(found, key=lambda one: (one.rank, one.since))
 
 
-def seen(run: Run) -> Array:
+def stopped_samples(run: Run) -> Array:
     """When samples show a rank stopped, ns of the job clock, in order."""
     return np.sort(np.concatenate([np.zeros(0, np.int64), *(time[stopped] for _, time, stopped in _sampled(run))]))
 

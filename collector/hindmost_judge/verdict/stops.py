@@ -18,8 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hindmost_judge.blocks import Blocks
-from hindmost_judge.causes.stopped import during
-from hindmost_judge.causes.stopped import seen as stopped_at
+from hindmost_judge.causes.stopped import during, stopped_samples
 from hindmost_judge.causes.telemetry import Metrics
 from hindmost_judge.detect import hang
 from hindmost_judge.detect.hang import Hang, Mismatch, since_step
@@ -191,7 +190,7 @@ def find_ended_stalls(run: Run, blocks: Blocks | None, settings: Settings) -> tu
     """
     step_ns = float(median(blocks.period)) if blocks is not None else float("nan")
     hang_timeout_ns = settings.hang_timeout_ns(step_ns)
-    halts = stopped_at(run)
+    halts = stopped_samples(run)
     if not (run.collectives["duration_ns"] >= hang_timeout_ns).any() and not (
         (rows(run.stacks) or len(halts)) and rows(run.collectives)
     ):
@@ -208,8 +207,8 @@ def find_ended_stalls(run: Run, blocks: Blocks | None, settings: Settings) -> tu
     gap_of = np.unique(np.searchsorted(moments, halts, side="right") - 1)
     long = np.flatnonzero(np.diff(moments) >= max(_STOPPED_NS, _STOPPED_STEPS * step_ns))
     halted = [at for at in np.intersect1d(gap_of, long).tolist() if during(run, *moments[at : at + 2].tolist())]
-    few = halted if len(halted) < settings.min_stalls else []  # more are a verdict's
-    seen, once = _gaps(run, moments, hang_timeout_ns, few)
+    halted = halted if len(halted) < settings.min_stalls else []  # more are a verdict's
+    seen, once = _gaps(run, moments, hang_timeout_ns, halted)
     found = [(gap, _stall(run, gap, began)) for gap in seen]
     start_up = [_stall_sentence(run, stall, gap, START_UP) for gap, stall in found if gap.until <= first_step]
     found = [one for one in found if one[0].until > first_step]
