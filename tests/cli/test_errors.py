@@ -194,7 +194,7 @@ def test_a_job_without_run_is_told_how_to_start(capsys: pytest.CaptureFixture[st
 
 @pytest.mark.parametrize(
     ("typed", "meant"),
-    [(["reprot", "run"], "hindmost report"), (["report", "--expalin"], "--explain"), (["run", "--oud", "x"], "--out")],
+    [(["docter"], "hindmost doctor"), (["report", "--expalin"], "--explain"), (["run", "--oud", "x"], "--out")],
 )
 def test_a_slip_is_answered_by_what_was_meant(typed: list[str], meant: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Of a command and of an option, in the one line of the error."""
