@@ -28,6 +28,7 @@ from hindmost_judge.stats.robust import (
     median_error,
     or_zero,
     peers_median,
+    time_blocks,
 )
 from hindmost_judge.timeline import build_blocks
 from hindmost_judge.types import Array, Floats, Ints, Lanes
@@ -203,9 +204,21 @@ def observed_change(
     if len(before) < ENOUGH_STEPS or len(after) < ENOUGH_STEPS:
         return None
     before, after = (np.minimum(side, longest * float(median(side))) for side in (before, after))
-    noise = float(np.hypot(before.std() / np.sqrt(len(before)), after.std() / np.sqrt(len(after))))
+    noise = float(np.hypot(_mean_error(before), _mean_error(after)))
     change = float(after.mean() - before.mean())
     return StepTimeChange(change, noise, np.flatnonzero(inside & known)) if change > 2 * noise else None
+
+
+#: Blocks of steps of which fewer do not show how a mean scatters; steps take turns where it is by less than this share
+#: of what it is for steps that do not depend on each other.
+_BLOCKS, _IN_TURN = 5, 0.33
+
+
+def _mean_error(steps: Floats) -> float:
+    """Standard error of the mean of [S]: by blocks where loaders that are behind in one step are ahead in the next."""
+    blocks, error = time_blocks(len(steps)), float(steps.std() / np.sqrt(len(steps)))
+    by_blocks = float(np.std([steps[block].mean() for block in blocks]) / np.sqrt(len(blocks)))
+    return by_blocks if len(blocks) >= _BLOCKS and by_blocks < _IN_TURN * error else error
 
 
 def _alike(steps: int, inside: Array, others: Sequence[slice]) -> Array:

@@ -36,3 +36,13 @@ def test_steps_of_which_only_the_mean_is_known_show_no_change() -> None:
     assert savings.observed_change(blocks, slice(20, 50)) is None
     (verdict,), notes = of_slowdowns(straggler.find(blocks, DEFAULT), blocks, DEFAULT)
     assert (verdict.ranks, notes) == ((0,), [])
+
+
+def test_steps_of_loaders_that_take_turns_show_a_change_of_their_mean() -> None:
+    """Each second step waits for a batch by the same: of steps by 60 ms off their mean, 8 ms are seen all the same."""
+    blocks = blocks_of(simulate(Scenario(4, steps=100)).run)
+    period = np.tile([60e6, 180e6], len(blocks.steps))[: len(blocks.steps)]
+    period[50:] += 8e6
+    change = savings.observed_change(replace(blocks, period=period), slice(50, None))
+    assert change is not None
+    assert change.longer == pytest.approx(8e6, rel=0.2)
