@@ -103,7 +103,8 @@ def _pausing(random: np.random.Generator, seed: int) -> Job:
 
 
 def _sharded(random: np.random.Generator, seed: int) -> Job:
-    job = replace(_gpu_bound(random, seed), shape="fsdp")
+    """In every other job parameters are gathered ahead, two layers at most, as PyTorch does."""
+    job = replace(_gpu_bound(random, seed), shape="fsdp", gathers=2 * (seed % 2))
     return _faulty(random, job, "gpu", ("forward", "backward"))
 
 

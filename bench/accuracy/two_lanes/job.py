@@ -54,7 +54,8 @@ class Job:
     every ``evaluate_every``-th step; all ranks pause for ``pause`` before every ``pause_every``-th one. ``uneven``,
     below 1: how far the work of ranks differs from step to step, in samples that are recorded; ``unequal``: how much
     more rank 0 always has. ``crowd``: how far processes that share CPUs lengthen each other's intervals, in bursts;
-    ``neighbour``: how far another job does that to all ranks of a node.
+    ``neighbour``: how far another job does that to all ranks of a node. ``gathers``: parameters are gathered while the
+    GPU computes, and a host waits until at most so many gathers are needed yet; 0: right before they are needed.
     """
 
     seed: int
@@ -63,6 +64,7 @@ class Job:
     shape: str = "ddp"
     groups: int = 1
     chunks: int = 1
+    gathers: int = 0
     micro_batches: int = 1
     blocks: int = 4
     launches: int = 600

@@ -159,6 +159,7 @@ class _Stage:
         self.launched = 0
         self.queue: deque[tuple[int, Array]] = deque()
         self.numbers: dict[str, int] = defaultdict(int)
+        self.needed: deque[Array] = deque(maxlen=max(self.job.gathers, 1))  # when kernels have used what was gathered
         self.ready: list[Array] = []
         self.taken: list[Array] = []
         self.now: Step
@@ -307,13 +308,18 @@ class _Stage:
             self.now.phases[phase] = self.now.phases[phase] + self.host - now
 
     def _meet(self, one: Meet, step: int, phase: str) -> Iterator[bool]:
+        early = one.op == "all_gather" and self.job.gathers > 0
+        if early:
+            self.needed.append(self.free["gpu"])
+            self.host = self._waits(self.needed[0], phase)
         now, number = self.host, self.numbers[one.kind]
         self.numbers[one.kind] += 1
         if not one.host:
             self.host = now + LAUNCH
         arrives = now
         if not one.host:
-            arrives = np.maximum(np.maximum(self.free[one.kind], self.free["gpu"]), self.host + LATENCY)
+            arrives = np.maximum(self.free[one.kind], self.host + LATENCY)
+            arrives = arrives if early else np.maximum(arrives, self.free["gpu"])
         while (met := self.machine.meet(one.kind, number, self.ranks, arrives)) is None:
             yield True
         slow = self._fault("link", one.kind, step)
@@ -323,7 +329,7 @@ class _Stage:
         else:
             self.free[one.kind] = done
             if one.inside:
-                self.free["gpu"] = done
+                self.free["gpu"] = np.maximum(self.free["gpu"], done)
             if self.job.synchronises == "collective":
                 self.host = self._waits(done, phase)
         kinds = Call(step, one.kind, one.op, one.size, self.ranks, now, arrives, done)

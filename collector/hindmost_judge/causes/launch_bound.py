@@ -268,6 +268,8 @@ _SURELY = 3.0
 _HELD, _HELD_LEAST = 2.0, 0.1
 #: If GPUs wait for their hosts in this share of the steps, so does a GPU whose launch times are unknown.
 _OFTEN = 0.1
+#: Gathers of parameters that sharded training has on the way at most, unless it is set to have more.
+_GATHERS = 2
 #: Hosts compared with: enough for a typical value, whatever the size of the job.
 _HOSTS_SAMPLE = 16
 
@@ -277,8 +279,8 @@ def late_by_hosts(blocks: Blocks, run: Run) -> Blocks:
     fed = waits_for_host(blocks)
     if fed is None or not has_launches(run.collectives):
         return _late_by_phases(blocks)
-    if blocks.joined is not None and waits_for_each(blocks.joined):
-        return blocks  # no host is ahead
+    if blocks.joined is not None and (waits_for_each(blocks.joined) or waits_for_each(blocks.joined, gathers=_GATHERS)):
+        return blocks  # no host is far ahead
     fed = _with_blind(fed, blocks)
     if not _marked(blocks):
         return _late_by_unmarked_hosts(blocks, run.collectives, fed)

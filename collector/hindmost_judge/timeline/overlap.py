@@ -157,13 +157,18 @@ _RANKS, _COLUMNS, _FIRST = 16, 2048, 0.002
 _EACH = 0.95
 
 
-def waits_for_each(grid: Grid) -> bool:
-    """Whether hosts wait for each collective before they launch the next: all their work is between two."""
-    if np.isnan(grid.enqueue).all() or grid.columns < 2:
+def waits_for_each(grid: Grid, *, gathers: int = 0) -> bool:
+    """Whether hosts wait for each collective before they launch the next: all their work is between two.
+
+    Or for each of so many ``gathers`` on the way before they launch another, as sharding does to bound its memory.
+    """
+    columns = np.flatnonzero(grid.gathers) if gathers else np.arange(grid.columns)
+    apart = gathers or 1
+    if np.isnan(grid.enqueue).all() or len(columns) <= apart:
         return False
     sampled = slice(None, None, len(grid.ranks) // _RANKS + 1)
     stop = (grid.start + grid.duration)[sampled] - ahead_of_host(grid, sampled)
-    after = grid.enqueue[sampled, 1:] - stop[:, :-1]
+    after = grid.enqueue[sampled][:, columns[apart:]] - stop[:, columns[:-apart]]
     known = after[~np.isnan(after)]
     return known.size > 0 and bool(np.mean(known > -_SOON_NS) >= _EACH)
 
