@@ -102,7 +102,7 @@ def test_the_table_says_exchanges_where_ranks_meet_in_no_collective() -> None:
     own[1] += 3 * MS
     shown = text.render(judge(exchanging(own)).to_dict(), explain=True)
     assert "collective" not in shown
-    assert "in exchanges, for ranks that arrive later" in " ".join(shown.split())
+    assert "in exchanges, for later ranks" in " ".join(shown.split())
 
 
 def with_meetings(run: Run, every: int) -> Run:
