@@ -197,6 +197,18 @@ def test_a_slow_host_is_reported_once_with_its_phase_and_what_it_costs(name: str
     assert named.cost_ms_per_step == pytest.approx(cost_ms, rel=0.2)
 
 
+def test_a_slow_input_is_reported_although_hosts_drift_by_half_as_much() -> None:
+    """Two H200s: rank 0 fetches 9.8 ms longer from step 150 on. Rank 1 became 6 ms faster 40 steps before."""
+    (named,) = (verdict for verdict in judged(OURS / "ddp-observed-slow-input-rank0.tar.xz").verdicts if verdict.ranks)
+    assert (named.kind, named.ranks, named.cause) == ("straggler", (0,), "input")
+    assert named.cost_ms_per_step == pytest.approx(8.9, rel=0.2)
+
+
+def test_a_peer_whose_wait_cannot_be_told_from_its_work_proves_no_delay() -> None:
+    """Two H200s, nothing put in. Rank 0 is ahead, and waits somewhere in its backward: that took 15 to 20 ms."""
+    assert not [verdict for verdict in judged(OURS / "ddp-observed-hosts-ahead.tar.xz").verdicts if verdict.ranks]
+
+
 @pytest.mark.parametrize(("name", "most_ms"), [("hostbound-live-clean", 0.0), ("inputbound-live-clean", 6.5)])
 def test_of_an_undisturbed_job_no_more_is_reported_than_what_its_hosts_differ_by(name: str, most_ms: float) -> None:
     """A rank whose peer is a step ahead comes a step late, and costs what its own work is longer by."""

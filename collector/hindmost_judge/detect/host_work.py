@@ -96,7 +96,7 @@ def find_delays(lanes: Lanes, least: float, large: float) -> list[Delay]:
                 behind_peers = behind_peers - self_time + lanes.least[phase]
         threshold = np.hypot(least, doubt)  # noise and a wrong level add up only by chance
         delays += _delays(behind_peers, lanes.cohort, phase, threshold, large)
-    delays = [delay for delay in delays if not _may_be_wait(lanes, delay)]
+    delays = [net for delay in delays if not _may_be_wait(lanes, delay) for net in _net(lanes, delay, least)]
     return _without_side_effects(sorted(delays, key=lambda delay: -delay.level * (delay.stop - delay.first)))
 
 
@@ -123,6 +123,16 @@ def _may_be_wait(lanes: Lanes, delay: Delay) -> bool:
     waited = spent - lanes.host[:, delay.row, steps].sum()
     mostly_ahead = lanes.ahead[delay.row, steps].mean() > _MOSTLY_AHEAD
     return bool(delay.phase > 0 and mostly_ahead and waited < _LITTLE_WAIT * spent)
+
+
+def _net(lanes: Lanes, delay: Delay, least: float) -> list[Delay]:
+    """The delay, as far as the host's whole step is longer than its peers' too; none where that is under ``least``.
+
+    A host that takes longer in one phase and is as much faster in the others keeps nobody waiting.
+    """
+    steps = slice(delay.first, delay.stop)
+    longer = float((lanes.host[:, delay.row, steps].sum(axis=0) - lanes.peer_pace[delay.row, steps]).mean())
+    return [delay._replace(level=min(delay.level, longer))] if longer >= least else []
 
 
 def _without_side_effects(delays: list[Delay]) -> list[Delay]:
@@ -175,7 +185,9 @@ def _delays_of_rank(
     for first, stop in itertools.pairwise(bounds):
         level = float(series[first:stop].mean())
         differ = spread(median(behind_peers[peers, first:stop], axis=1)) if cohort else 0.0
-        z = level / float(np.hypot(sigma / np.sqrt(stop - first), differ))
+        lasts_long = level >= large and stop - first >= shortest  # hosts drift by less, or not for as long
+        drift = least_noise if lasts_long else sigma
+        z = level / float(np.hypot(drift / np.sqrt(stop - first), differ))
         if level >= least and z >= _MIN_Z and stop - first >= (_MIN_STEPS if level >= large else shortest):
             yield Delay(row, phase, first, stop, level, z)
 

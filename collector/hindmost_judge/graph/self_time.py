@@ -368,7 +368,8 @@ def _usual_of_hosts_ahead(free: Floats, spent: Floats, cohort: Ints) -> tuple[Fl
 
     ``free`` and ``spent`` [R, S] as above. A host's fastest steps have no wait. To these comes by how much steps of
     hosts that are not ahead exceed their fastest. It is at most the median of what such hosts need. A host's own steps
-    in which it was not ahead are no measure: they are those in which it was slow.
+    in which it was not ahead are no measure: they are those in which it was slow. Where hosts are few, they bound by
+    how much the level of its peers may be off.
     """
     usual, doubt = quantile(spent, _FASTEST), np.zeros(len(spent))
     count = np.sum(~np.isnan(free), axis=1)
@@ -384,7 +385,11 @@ def _usual_of_hosts_ahead(free: Floats, spent: Floats, cohort: Ints) -> tuple[Fl
         margins = [np.sort(-fastest) for fastest in _fastest(_variation(free[not_ahead], changes=not large))]
         likely = [fastest + margin[middle] for fastest, margin in zip(_fastest(spent[members]), margins, strict=True)]
         usual[members] = np.minimum(np.min(likely, axis=0), np.sort(typical)[middle])
-        doubt[members] = margins[0][middle if large else -1]
+        if large:
+            doubt[members] = margins[0][middle]
+            continue
+        own = np.where(count[members] >= _MIN_STEPS, median(free[members], axis=-1) - usual[members], 0.0)
+        doubt[members] = np.maximum(margins[0][-1], pace_of_peers(own[:, None], cohort[members])[:, 0])
     return usual, doubt
 
 

@@ -255,6 +255,10 @@ def _cost(
         waited = savings.caused_more(blocks, rows, span) + held_up
         replayed = float(by_step[change.steps].mean()) + held_up
         seen = change.cost(replayed, waited, savings.others_grew(blocks, rows, span))
+        if (
+            slowdowns[0].phase is not None
+        ):  # the work of each host is known: peers that became faster hide no part of it
+            seen = max(seen, replayed)
         cost *= seen / replayed if replayed > 0 else 1.0  # others may hide it in steps that cannot be compared
     estimated = wording.estimated(cost, saved, change) if blocks.evidence == NEEDS else []
     lines = estimated or wording.longer_than_replayed(change, cost)

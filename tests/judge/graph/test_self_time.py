@@ -262,6 +262,16 @@ def test_a_slow_host_is_found_although_two_hosts_drifted_before(waits: str) -> N
     assert abs(found.first - 148) <= 3
 
 
+@pytest.mark.parametrize(("faster", "level"), [(4.0, None), (1.0, 3.0)])
+def test_a_host_is_slower_by_no_more_than_its_whole_step(faster: float, level: float | None) -> None:
+    """What its forward takes longer and its backward less keeps no other host waiting."""
+    own = work(2, 160, noise=0.05)
+    own[FORWARD, 1] += 4.0
+    own[BACKWARD, 1] -= faster
+    found = host_work.find_delays(self_time.build_lanes(run(own, 5.0, waits="step")), 0.8 * MS, 8 * MS)
+    assert [(one.row, one.level / MS) for one in found] == ([(1, pytest.approx(level, rel=0.1))] if level else [])
+
+
 def test_a_slow_host_is_found_once() -> None:
     """What makes its forward 5 ms longer makes its backward 1.5 ms longer, too."""
     own = work(4, 160, noise=0.05)
