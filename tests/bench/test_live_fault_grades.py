@@ -4,6 +4,7 @@ import importlib
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 BENCH = Path(__file__).parents[2] / "bench/gpu"
@@ -147,3 +148,40 @@ def test_who_will_go_wrong_has_not_yet(bench: Any) -> None:
     reported = verdict("straggler", [1], since_step=40, cost_ms_per_step=3.0)
     found = graded(bench, "every-7th", [10] * 200, [(60, reported)])
     assert (len(found["false_alarms"]), found["as_expected"]) == (1, False)
+
+
+@pytest.mark.parametrize(
+    ("since", "until", "right"), [(100, None, True), (0, None, False), (100, 150, True), (0, 100, False)]
+)
+def test_a_named_host_works_longer_in_the_steps_that_a_verdict_is_about(
+    bench: Any, since: int, until: int | None, right: bool
+) -> None:
+    """Rank 1 of an undisturbed job works 4 ms longer from step 100 of 200 on: 4 ms there, less of all."""
+    host_paced = bench("host_paced")
+    work = np.array([[3.0] * 200, [3.0] * 100 + [7.0] * 100])
+    log = host_paced.Hosts(work, np.zeros(work.shape), ahead=1, step_ms=10.0)
+    reported = verdict("straggler", [1], since_step=since, until_step=until, cost_ms_per_step=4.0)
+    assert host_paced.grade({"share": 0}, {"verdicts": [reported]}, [], log)["right"] is right
+
+
+@pytest.mark.parametrize(("ahead", "step", "cost"), [(1, 8.5, 1.5), (100, 8.0, 1.0)])
+def test_a_fault_costs_what_the_replay_of_the_hosts_work_is_longer_by(
+    bench: Any, ahead: int, step: float, cost: float
+) -> None:
+    """Rank 0's host works 5 and 9 ms in turn, rank 1's 8 ms, of which the fault takes 4: each step ends with the later
+    one, or hosts are so far ahead that their means count."""
+    turns = np.tile([5.0, 9.0], 150)
+    work, spun = np.stack([turns, np.full(300, 8.0)]), np.stack([np.zeros(300), np.full(300, 4.0)])
+    log, about = bench("host_paced").Hosts(work, spun, ahead), slice(100, 200)
+    assert log.step(0.0, about) == pytest.approx(step)
+    assert log.step(0.0, about) - log.step(spun, about) == pytest.approx(cost, abs=0.05)
+
+
+def test_the_log_says_what_hosts_work_where_one_of_them_waits(bench: Any) -> None:
+    """Rank 1's input takes 4 ms longer; rank 0 waits for that in its forward."""
+    columns = ("began", "fetched", "copied", "forward", "backward", "optimizer", "read", "spun")
+    ends = [(0, 10, 11, 16, 18, 20, 20), (0, 14, 15, 16, 18, 20, 20)]
+    ranks = [[[*((20 * step + ms) * MS for ms in one), 0] for step in range(60)] for one in ends]
+    found = bench("host_paced").hosts({"columns": columns, "ranks": ranks}, "conv-none")
+    assert found.work.mean(axis=1) == pytest.approx([16.0, 20.0])
+    assert (found.longer(1, slice(40, 60)), found.step_ms) == pytest.approx((4.0, 20.0))
