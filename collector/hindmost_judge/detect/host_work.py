@@ -128,7 +128,7 @@ def _may_be_wait(lanes: Lanes, delay: Delay) -> bool:
 def _net(lanes: Lanes, delay: Delay, least: float) -> list[Delay]:
     """The delay, as far as the host's whole step is longer than its peers' too; none where that is under ``least``.
 
-    A host that takes longer in one phase and is as much faster in the others keeps nobody waiting.
+    A host that takes longer in one phase and is as much faster in the others is not waited for.
     """
     steps = slice(delay.first, delay.stop)
     longer = float((lanes.host[:, delay.row, steps].sum(axis=0) - lanes.peer_pace[delay.row, steps]).mean())
