@@ -124,13 +124,22 @@ def of_exchanges(found: Blocks, kind: Ints, cohort: Ints, settings: Settings) ->
     delay = np.where(alone[:, None], found.self_time - expected, beyond_peers(found.self_time, which))
     period = _of_last(found) if alone.any() else found.period
     cohort = np.where(alone, len(count), which)
-    return replace(found, period=period, delay=delay, intervals=or_zero(delay), cohort=cohort, alone=alone)
+    return replace(
+        found,
+        period=period,
+        delay=delay,
+        intervals=or_zero(delay),
+        interval_step=np.arange(len(found.steps)),
+        cohort=cohort,
+        alone=alone,
+    )
 
 
 def _of_last(found: Blocks) -> Floats:
     """[S] ns of each step on the rank that takes longest for all: those before a slow stage may be far ahead."""
     assert found.joined is not None  # noqa: S101 - of exchanges
-    ends = found.joined.start + found.joined.duration
+    closing = np.append(found.starts[1:], found.joined.columns) - 1  # the last exchange of each step
+    ends = (found.joined.start + found.joined.duration)[:, closing]
     lasted = np.diff(ends, axis=1, prepend=np.nan)
     last = lasted[int(np.argmax(np.nansum(lasted, axis=1)))]
     return np.where(np.isnan(last), found.period, last)

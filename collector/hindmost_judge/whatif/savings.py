@@ -350,7 +350,8 @@ def step_delay(blocks: Blocks, intervals: Floats) -> Floats:
     if blocks.lanes is not None:
         return step_delay_of_lanes(blocks.lanes, intervals)
     if blocks.neighbours is not None:
-        return _step_delay_of_exchanges(blocks.neighbours, intervals)
+        of_each = _step_delay_of_exchanges(blocks.neighbours, intervals)
+        return np.bincount(blocks.interval_step, weights=of_each, minlength=len(blocks.steps)).astype(np.float64)
     if blocks.group.shape[1] == 1:
         worst = intervals.max(axis=0)
         return np.bincount(blocks.interval_step, weights=worst, minlength=len(blocks.steps)).astype(np.float64)

@@ -1,6 +1,6 @@
 """Ranks that meet in messages: halo exchanges, gathering to one rank and its broadcast, pipelines."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -11,14 +11,14 @@ from hindmost_collector.report import text
 from hindmost_collector.simulate import Fault, Scenario, Simulated, simulate
 from hindmost_judge.encoding import chosen
 from hindmost_judge.judge import judge
-from hindmost_judge.model import COLLECTIVES, NONBLOCKING, UNMEASURED, Run
+from hindmost_judge.model import COLLECTIVES, NONBLOCKING, UNMEASURED, Run, Table
 from hindmost_judge.timeline import pipelined
 from hindmost_judge.timeline.exchanges import with_exchanges_joined
 from hindmost_judge.timeline.messages import RECEIVE, SEND, Schedule, order_of_calls, with_gathers_joined
 from hindmost_judge.whatif import pipeline_replay
 
 from tests.runs import MS, made
-from tests.scenarios.loads import Load, make
+from tests.scenarios.loads import Load, handed_on, handed_out, make
 
 #: What a call itself takes, ns.
 CALL = 10_000
@@ -157,6 +157,17 @@ def with_gather(run: Run, of: int, self_ns: int) -> Run:
         + [Call(of, "recv", rank, end + place * CALL, self_ns) for place, rank in enumerate(others, 1)]
     ).collectives
     return replace(run, collectives={name: np.concatenate([run.collectives[name], last[name]]) for name in last})
+
+
+@pytest.mark.parametrize("sent", [handed_on, handed_out])
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_step_may_have_several_exchanges(ranks: int, sent: Callable[[np.ndarray[Any, Any]], list[Table]]) -> None:
+    """As of a molecular dynamics program, which sends positions and forces: a step is both."""
+    own = np.random.default_rng(0).normal(3.0, 0.05, (ranks, 120)) * np.tile([1.0, 0.1], 60)
+    own[0] *= 3
+    report = judge(made(ranks, collectives=sent(own)))
+    assert report.job.steps == 60
+    assert {rank for verdict in report.verdicts for rank in verdict.ranks} <= {0}
 
 
 def test_messages_after_the_steps_make_no_neighbours() -> None:
