@@ -231,7 +231,8 @@ def _dictionary(indices: Array, values: Sequence[str]) -> pa.Array:
 def _plain(values: Array, kind: pa.DataType) -> pa.Array:
     if pa.types.is_dictionary(kind):
         return pa.array(values.tolist(), pa.string()).dictionary_encode()
-    return pa.repeat(pa.scalar(values[0].item(), kind), len(values)) if is_constant(values) else pa.array(values, kind)
+    # pa.repeat takes ten times as long, and half of all columns are constant
+    return pa.array(np.full(len(values), values[0]) if is_constant(values) else values, kind)
 
 
 _SERIES = ("node", "name", "labels")
