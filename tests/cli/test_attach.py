@@ -103,6 +103,15 @@ def test_where_phases_say_no_more_than_other_the_command_for_lines_is_given(rank
     assert "its lines: `hindmost attach --stacks --pid 100`" in shown
 
 
+def test_a_rank_that_stays_at_one_line_of_no_phase_is_reported_with_it() -> None:
+    """Where its peers wait for it, that line is what they wait for."""
+    waits = "thread (7): MainThread;<module> (/x/train.py:8);allreduce (/x/mpi4py/MPI.py:1) 90"
+    seen = [sampling.shares([waits]), sampling.shares(["thread (7): MainThread;<module> (/x/train.py:7) 90"])]
+    seen = [seen[0]._replace(share={**seen[0].share, "other": 0.0, "comm": 1.0}), seen[1]]
+    shown = table.render([rank(0), rank(1)], seen, "sampled", 10)
+    assert "% of its time is in no phase, mostly at train.py:7, the others' median 0 %" in shown
+
+
 def test_what_sampling_can_produce_is_not_named() -> None:
     """With few samples the same difference is noise, and no rank stands out."""
     ranks = [rank(0), rank(1), rank(2)]

@@ -58,10 +58,14 @@ class Frame(NamedTuple):
 
 
 class Shares(NamedTuple):
-    """How a process spent its time: phase -> share (0 to 1). ``samples`` is 0 where it was measured, not sampled."""
+    """How a process spent its time: phase -> share (0 to 1). ``samples`` is 0 where it was measured, not sampled.
+
+    ``line``: where most samples in no phase are, as ``train.py:12``; empty where they are here and there.
+    """
 
     share: dict[str, float]
     samples: int
+    line: str = ""
 
     def error(self, phase: str) -> float:
         """Half the width of a share's 95 % interval (binomial); 0 where it was measured."""
@@ -95,14 +99,22 @@ def _record(target: Target, file: Path, seconds: float, rate: int) -> subprocess
 
 def shares(lines: Iterable[str]) -> Shares:
     """Phases of the main thread from py-spy's raw format: ``frame;frame;… count`` a line, the outermost frame first."""
-    counts: Counter[str] = Counter()
+    counts, at = Counter[str](), Counter[str]()
     for line in lines:
         stack, _, count = line.rpartition(" ")
         frames = stack.split(";")
         if len(frames) > 1 and MAIN_THREAD.match(frames[0]) and count.isdigit():
-            counts[classify([parse(frame) for frame in frames[1:]])] += int(count)
+            parsed = [parse(frame) for frame in frames[1:]]
+            counts[phase := classify(parsed)] += int(count)
+            if phase == "other":
+                at[f"{Path(parsed[-1].file).name}:{parsed[-1].line}"] += int(count)
     total = sum(counts.values())
-    return Shares({phase: counts[phase] / total for phase in PHASES} if total else {}, total)
+    line, most = max(at.items(), key=lambda one: one[1], default=("", 0))
+    return Shares(
+        {phase: counts[phase] / total for phase in PHASES} if total else {},
+        total,
+        line if most > _MOSTLY * counts["other"] else "",
+    )
 
 
 def parse(text: str) -> Frame:
@@ -137,6 +149,8 @@ LEAST_EXCESS = 0.05
 LEAST_ERRORS = 3.0
 #: From this share on of what no phase of training is, in samples of every rank, they tell nothing of its training.
 NO_TRAINING = 0.95
+#: A line has most of a rank's samples from this share on.
+_MOSTLY = 0.5
 
 
 class Excess(NamedTuple):
@@ -239,10 +253,12 @@ def _sentence(targets: Sequence[Target], seen: Sequence[Shares]) -> str:
     if excess is None:
         return "no rank stands out"
     error = f" ± {100 * excess.error:.0f}" if excess.error else ""
-    pid = next(target.pid for target in targets if target.rank == excess.rank)
+    pid, line = next((one.pid, its.line) for one, its in zip(targets, seen, strict=True) if one.rank == excess.rank)
+    where = f"in no phase, mostly at {line}" if line else "in no phase"
     return (
-        f"rank {excess.rank} stands out: {100 * excess.share:.0f}{error} % of its time is {excess.phase}, "
-        f"the others' median {100 * excess.others:.0f} %" + (f"; {_lines(pid)}" if excess.phase == "other" else "")
+        f"rank {excess.rank} stands out: {100 * excess.share:.0f}{error} % of its time is "
+        f"{where if excess.phase == 'other' else excess.phase}, the others' median {100 * excess.others:.0f} %"
+        + (f"; {_lines(pid)}" if excess.phase == "other" else "")
     )
 
 
