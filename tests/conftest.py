@@ -27,10 +27,11 @@ ROOT = Path(__file__).parents[1]
 KNOWN = PACKAGES.keys() | CONDITIONS.keys() | {"mpirun"}
 #: Folders whose files take long, and the share of the run by which the last of them begins.
 WHOLE_SYSTEMS, BEGUN = {"browser", "cluster", "dashboards", "docs", "native", "scenarios"}, 0.8
-#: Files that ask the same reports for different truths: one worker runs them, and judges each job once.
-OF_THE_SAME_REPORTS = {
-    f"tests/scenarios/test_{name}.py" for name in ("plain_words", "recordings", "scenarios", "sections_of_recordings")
-}
+#: Files that ask the same reports for different truths: one worker runs them, and judges each job once. Those with a
+#: test for each report come first.
+OF_THE_SAME_REPORTS = [
+    f"tests/scenarios/test_{name}.py" for name in ("recordings", "scenarios", "sections_of_recordings", "plain_words")
+]
 #: The slowest tests of the last run.
 SLOWEST = ROOT / ".cache" / "slowest-tests.txt"
 
@@ -131,7 +132,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for folder, files in folders.items()
         for at, path in enumerate(files)
     }
-    place |= {ROOT / name: 0.0 for name in OF_THE_SAME_REPORTS}
+    place |= {ROOT / name: at / 1e6 for at, name in enumerate(OF_THE_SAME_REPORTS)}
     items.sort(key=lambda item: (place[item.path], item.path))  # stable: within a file nothing is moved
 
 
