@@ -16,6 +16,7 @@ class Load:
 
     ``scatter`` of one is a standard deviation, ms, by which computing is now longer and now shorter; ``wire`` is what a
     message between rank and ``peer`` takes longer. Ranks of a ``halo`` exchange messages before every other all-reduce.
+    Those of ``edges`` do nothing else,
     ``stages`` hand on to the next rank, and to no other; rank 0 of ``workers`` hands out work to all others.
     """
 
@@ -62,6 +63,8 @@ def make(load: Load) -> Run:
     """The run: every step ends in one all-reduce, which no rank leaves before the last has come."""
     own, parts = own_times(load)
     own, parts = own * load.scale, {name: block * load.scale for name, block in parts.items()}
+    if load.kind == "edges":
+        return made(load.ranks, collectives=with_both_neighbours(load, own))
     if load.kind in ("stages", "workers"):
         return made(load.ranks, collectives=(handed_on if load.kind == "stages" else handed_out)(own))
     messages = waits_in_messages(load) * load.scale
@@ -112,6 +115,25 @@ def handed_on(own: np.ndarray[Any, Any]) -> list[Table]:
         _messages("recv", ready, begun, 0.0, rank, rank - 1, 1, None),
         _messages("send", done, done, own, rank, rank + 1, 0, -1),
     ]
+
+
+def with_both_neighbours(load: Load, own: np.ndarray[Any, Any]) -> list[Table]:
+    """Messages of ranks that work [R, S] ms, send to both neighbours in a ring, and go on when both have."""
+    ranks, steps = own.shape
+    wire = np.full((ranks, ranks, steps), 0.02)
+    for fault in load.faults:
+        pair = [int(fault["rank"]), int(fault.get("peer", fault["rank"]))]
+        wire[pair, pair[::-1], int(fault.get("from", 0)) :] += fault.get("wire", 0.0)
+    rank, sides = np.arange(ranks), [(np.arange(ranks) + away) % ranks for away in (-1, 1)]
+    sent, left = np.zeros_like(own), np.zeros_like(own)
+    for step in range(steps):
+        sent[:, step] = left[:, step - 1] * bool(step) + own[:, step]
+        left[:, step] = np.max([sent[:, step], *(sent[side, step] + wire[side, rank, step] for side in sides)], axis=0)
+    rank, peers, done = rank[:, None], [side[:, None] for side in sides], sent + 4 * _CALL
+    received = [_messages("recv", sent + at * _CALL, sent, own * (at == 0), rank, peers[at], 0, None) for at in (0, 1)]
+    sends = [_messages("send", sent + (2 + at) * _CALL, sent, 0.0, rank, peers[at], 0, None) for at in (0, 1)]
+    started = [{**one, "flags": np.full_like(one["flags"], NONBLOCKING)} for one in (*received, *sends)]
+    return [*started, _messages("wait", done, left, 0.0, rank, -1, 0, None)]
 
 
 def handed_out(own: np.ndarray[Any, Any]) -> list[Table]:

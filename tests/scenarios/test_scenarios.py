@@ -3,7 +3,7 @@
 A scenario is a title line ``# …`` and lines of words:
 
     load KIND [name=value …]      make a job; KIND is mpi, halo (MPI, with messages to neighbours), torch, or of
-                                  messages only: stages, workers
+                                  messages only: edges, stages, workers
     fault rank=N WHAT=+MS […]     WHAT is compute, runqueue, input or blocked; from=, until=, every= are steps
     fault rank=N peer=N wire=+MS […]          messages between two neighbours of a halo take longer
     simulate LAYOUT [name=value …]            or simulate one, with the names of ``simulate.Scenario``

@@ -29,7 +29,7 @@ from hindmost_judge.verdict.schema import Verdict
 from hindmost_judge.verdict.slow_ranks import of_links
 from hindmost_judge.verdict.whole_job import costing
 from hindmost_judge.whatif import pipeline_replay
-from hindmost_judge.whatif.savings import others_grew
+from hindmost_judge.whatif.savings import cost_of_link, others_grew
 
 #: By how much steps must be longer, besides `min_z` for the transfers (standard errors).
 _NETWORK_Z = 3.0
@@ -38,7 +38,9 @@ _NETWORK_Z = 3.0
 @register()
 def verdicts(case: Case) -> list[Verdict]:
     """The verdict on a group whose transfers are slow although no member is late, or on two ranks' messages."""
-    return of_links(find(case.blocks, case.settings), case.blocks, case.settings) or of_pair(case)
+    return (
+        of_links(find(case.blocks, case.settings), case.blocks, case.settings) or of_pair(case) or of_neighbours(case)
+    )
 
 
 def find(blocks: Blocks, settings: Settings) -> SlowLink | None:
@@ -231,3 +233,52 @@ def of_pair(case: Case) -> list[Verdict]:
     lines = wording.pair(both, float(waits[pair].min()), float(median(np.delete(waits, pair))), cost)
     found = costing(blocks, begin, end, cost, kind="slow_link", cause="network", ranks=both)
     return [replace(found, confidence=0.9, explained=1.0, evidence=lines, shown_ms=0.0)]
+
+
+#: Clocks are apart by as much as messages seem to arrive before they are sent, in this percentage of the steps. A delay
+#: beyond so many times as much is no error of clocks.
+_EARLIEST, _CLOCKS = 5, 2.0
+
+
+def of_neighbours(case: Case) -> list[Verdict]:
+    """The verdict on two neighbours that both wait on when all have sent: their messages travel longer than others'."""
+    blocks, settings, ranks = case.blocks, case.settings, case.blocks.ranks
+    if blocks.travel is None or blocks.neighbours is None or len(ranks) <= _FEWEST_OTHERS:
+        return []
+    row, source = blocks.neighbours
+    edges = {(a, b): edge for edge, (a, b) in enumerate(blocks.neighbours.T.tolist())}
+    both = np.array([two for two in edges if two[0] < two[1] and two[::-1] in edges], np.int64).reshape(-1, 2)
+    if not len(both) or np.isnan(blocks.travel).any(axis=1).mean() > 1 - settings.min_consistency:
+        return []
+    after = or_zero(np.fmin.reduceat(blocks.travel, np.searchsorted(row, np.arange(len(ranks))), axis=0))
+    apart = -float(
+        np.min(np.nan_to_num(np.nanpercentile(blocks.travel[row != source], _EARLIEST, axis=1)), initial=0.0)
+    )
+    longest = after.copy()
+    after[:, 1:] = (
+        after[:, 1:] + after[:, :-1]
+    ) / 2  # of two that wait for each other now one sends first, now the other
+    each = after[both].min(axis=1)
+    slowest = both[int(np.argmax(median(each, axis=1)))]
+    others = median(np.delete(after, slowest, axis=0), axis=0)
+    more = after[slowest].min(axis=0) - others
+    smallest = settings.effect(len(ranks)) * average(blocks.period) + _CLOCKS * apart
+    first, stop = main_segment(more, smallest, settings)
+    pair = tuple(ranks[slowest].tolist())
+    lasts = stop - first >= settings.min_steps and is_persistent(more[first:stop], smallest, settings)
+    if not lasts or case.named & set(pair):
+        return []
+    travel = float(median(longest[slowest].max(axis=0)[first:stop]))
+    longer = np.zeros(len(more))
+    longer[first:stop] = travel - float(median(others))
+    two = [edges[int(a), int(b)] for a, b in (slowest, slowest[::-1])]
+    cost = cost_of_link(blocks, np.array(two), longer)
+    if cost < settings.min_cost * blocks.step_ns:
+        return []
+    lines = wording.neighbours(pair, travel, float(median(others)), cost)
+    found = costing(blocks, first, stop, cost, kind="slow_link", cause="network", ranks=pair)
+    return [replace(found, confidence=0.9, explained=1.0, evidence=lines, shown_ms=0.0)]
+
+
+#: So many ranks besides the two at least show how long messages usually travel.
+_FEWEST_OTHERS = 3

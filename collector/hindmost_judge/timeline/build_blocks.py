@@ -58,12 +58,11 @@ def _of_collectives(run: Run, table: Table, settings: Settings) -> Blocks | None
     if rarely_met and (exchanging := with_exchanges_joined(run)) is not None:
         of_messages = _of_meetings(exchanging.run, table)
         if of_messages is not None and (found is None or len(of_messages.steps) >= _MORE * len(found.steps)):
-            pairs = exchanging.neighbours
-            pairs = pairs[:, np.isin(pairs, of_messages.ranks).all(axis=0)]
-            neighbours = np.searchsorted(of_messages.ranks, pairs)
-            in_cohorts = cohorts.of_exchanges(
-                replace(of_messages, neighbours=neighbours), exchanging.kind, exchanging.cohort, settings
-            )
+            judged = np.isin(exchanging.neighbours, of_messages.ranks).all(axis=0)
+            neighbours = np.searchsorted(of_messages.ranks, exchanging.neighbours[:, judged])
+            travel = exchanging.travel[judged][:, of_messages.steps]
+            of_messages = replace(of_messages, neighbours=neighbours, travel=travel)
+            in_cohorts = cohorts.of_exchanges(of_messages, exchanging.kind, exchanging.cohort, settings)
             found = _rather(in_cohorts, found, settings)
     if not _enough(found, settings) and rows(table):  # a profiler looks at a few steps, step marks at all
         found = _rather(_by_marks(run, table, settings), found, settings)

@@ -18,10 +18,10 @@ from typing import NamedTuple
 import numpy as np
 
 from hindmost_judge import encoding
-from hindmost_judge.model import ERROR, GPU_TIME, UNMEASURED, Run, Table
+from hindmost_judge.model import ERROR, GPU_TIME, NONBLOCKING, UNMEASURED, Run, Table
 from hindmost_judge.stats.robust import median
 from hindmost_judge.timeline import steps
-from hindmost_judge.timeline.collective_calls import EXCHANGE, OWN, messages, sums
+from hindmost_judge.timeline.collective_calls import EXCHANGE, OWN, WAIT, messages, sums
 from hindmost_judge.timeline.messages import have_peers, job_ranks
 from hindmost_judge.types import Array, Floats, Ints
 
@@ -32,13 +32,16 @@ _MOST = 0.5
 #: The rank that computes longest is in its messages for less than this share of each neighbour's computing. Of ranks
 #: that compute in turn each is in them for all of it.
 _AT_ONCE = 0.8
+#: Calls that receive.
+_RECEIVES = ("recv", "sendrecv")
 #: Calls in which a rank gives to its peer; in others it gets from that. Those of all ranks have a root as the peer.
 _GIVES = ("send", "reduce", "gather")
 _OF_ROOT = ("reduce", "gather", "broadcast", "scatter")
 
 
 class _Steps(NamedTuple):
-    """Steps of a rank: which ``call`` [N] (row of the table) is of which, ``number`` [N], from 0 to S - 1.
+    """Steps of a rank: ``call`` [N] (rows of the table), with which ``peer`` [N] each is, and of which step: ``number``
+    [N], from 0 to S - 1.
 
     ``began`` [S] ns is when each began, ``sources`` and ``targets`` the known ranks in the calls that most steps have,
     ``kinds`` what calls a step has, in the order in which they first come. A step usually has ``computing`` and
@@ -46,6 +49,7 @@ class _Steps(NamedTuple):
     """
 
     call: Ints
+    peer: Ints
     number: Ints
     began: Floats
     sources: frozenset[int]
@@ -60,10 +64,13 @@ class Exchanges(NamedTuple):
 
     ``neighbours`` [2, E] are ranks, in order, and a rank for which each waits in them, itself among these. Ranks of one
     ``kind`` [R] make the same calls with as many peers, those of one ``cohort`` [R] at once, or with the same peers.
+    ``travel`` [E, S] is for how long a rank waited on after this neighbour, or itself, had sent: ns of the job clock,
+    NaN where it is not known.
     """
 
     run: Run
     neighbours: Ints
+    travel: Floats
     kind: Ints
     cohort: Ints
 
@@ -97,7 +104,72 @@ def with_exchanges_joined(run: Run) -> Exchanges | None:
     each = list(found.values())
     kind = _numbered([(one.kinds, len(one.sources), len(one.targets)) for one in each])
     cohort = _numbered([(one.kinds, None if at_once else (one.sources, one.targets)) for one in each])
-    return Exchanges(replace(run, collectives=_joined(table, each, at_once=at_once)), pairs, kind, cohort)
+    joined = replace(run, collectives=_joined(table, each, at_once=at_once))
+    return Exchanges(joined, pairs, _travels(table, found, pairs, at_once=at_once), kind, cohort)
+
+
+class _Pattern(NamedTuple):
+    """The calls of a rank's usual step: of each the name, the peer, and whether it only starts; ``start`` and ``end``
+    [S, L] ns, NaN in steps with other calls."""
+
+    ops: list[str]
+    peers: list[int]
+    starts_only: list[bool]
+    start: Floats
+    end: Floats
+
+    def received(self, peer: int) -> int | None:
+        """The last call by which the usual step receives of a peer."""
+        return max((at for at, op in enumerate(self.ops) if op in _RECEIVES and self.peers[at] == peer), default=None)
+
+    def sent(self, peer: int, at: int) -> int | None:
+        """The last call by which it sends to a peer; a call that does both names whom it receives of: as the peer's."""
+        both = at if at < len(self.ops) and self.ops[at] == "sendrecv" else None
+        return max((at for at, op in enumerate(self.ops) if op == "send" and self.peers[at] == peer), default=both)
+
+    def last_sent(self) -> int:
+        """The last call by which it sends; the last of all where none does."""
+        return max((at for at, op in enumerate(self.ops) if op in ("send", "sendrecv")), default=-1)
+
+    def ended(self, at: int) -> int:
+        """The call in which it waits for what the call at this place started."""
+        waits = (later for later in range(at, len(self.ops)) if self.ops[later] == WAIT and not self.starts_only[later])
+        return next(waits, at) if self.starts_only[at] else at
+
+
+def _travels(table: Table, found: dict[int, _Steps], pairs: Ints, *, at_once: bool) -> Floats:
+    """[E, S] of :class:`Exchanges`; all NaN where ranks do not compute at once."""
+    longest = max(found.values(), key=lambda one: len(one.began))
+    travel = np.full((pairs.shape[1], len(longest.began)), np.nan)
+    patterns = {rank: _pattern(table, one, longest.began) for rank, one in found.items()} if at_once else {}
+    for edge, (rank, source) in enumerate(pairs.T.tolist()):
+        if rank not in patterns or source not in patterns:
+            continue
+        here, there = patterns[rank], patterns[source]
+        if rank == source:
+            travel[edge] = here.end[:, -1] - here.start[:, here.last_sent()]
+            continue
+        at = here.received(source)
+        sent = there.sent(rank, at) if at is not None else None
+        if at is not None and sent is not None:
+            travel[edge] = here.end[:, here.ended(at)] - there.start[:, sent]
+    return travel
+
+
+def _pattern(table: Table, one: _Steps, began: Floats) -> _Pattern:
+    """The usual step of a rank, and its times in the steps that ``began`` [S] then on the rank with most steps."""
+    length = int(np.bincount(np.bincount(one.number)).argmax())
+    first = np.searchsorted(one.number, np.arange(len(one.began)))
+    usual = np.flatnonzero(np.bincount(one.number, minlength=len(one.began)) == length)
+    place = first[usual][:, None] + np.arange(length)
+    calls, number = one.call[place], _as_of(began, one.began)[usual]
+    start, end = np.full((2, len(began), length), np.nan)
+    known = number >= 0
+    start[number[known]] = table["start_ns"][calls[known]]
+    end[number[known]] = table["start_ns"][calls[known]] + table["duration_ns"][calls[known]]
+    usual_step, peers = calls[len(calls) // 2], one.peer[place[len(calls) // 2]]
+    starts_only = (table["flags"][usual_step] & NONBLOCKING) != 0
+    return _Pattern(table["op"][usual_step].tolist(), peers.tolist(), starts_only.tolist(), start, end)
 
 
 def _numbered(keys: list[tuple[object, ...]]) -> Ints:
@@ -145,6 +217,7 @@ def _of_rank(table: Table, code: Ints, mine: Ints, whom: Ints) -> _Steps | None:
     )
     return _Steps(
         call=call,
+        peer=whom[inside],
         number=number,
         began=table["start_ns"][call[begins]].astype(np.float64),
         sources=frozenset(whom[usual[~gives]].tolist()),

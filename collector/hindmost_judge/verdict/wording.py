@@ -504,6 +504,12 @@ def pair(ranks: Sequence[int], waits: float, others: float, late: float) -> tupl
     return wait, f"they come to collectives together, {ms(late)} later than any rank's work takes"
 
 
+def neighbours(ranks: Sequence[int], travel: float, others: float, cost: float) -> tuple[str, str]:
+    """Evidence for two neighbours whose messages travel long."""
+    took = f"messages between {names(ranks)} are there {ms(travel)} after both have sent, those of others {ms(others)}"
+    return took, f"neither's work explains it; steps are {ms(cost)} longer by them"
+
+
 def network(found: SlowNetwork, *, late: bool = False) -> list[str]:
     """Evidence for transfers that became slow everywhere."""
     when = "afterwards" if found.early else "before"

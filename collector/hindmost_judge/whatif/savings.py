@@ -376,9 +376,19 @@ def step_delay(blocks: Blocks, intervals: Floats) -> Floats:
 _REPLAYED = 512
 
 
-def _step_delay_of_exchanges(neighbours: Ints, intervals: Floats) -> Floats:
+def cost_of_link(blocks: Blocks, edges: Ints, longer: Floats) -> float:
+    """Ns a step that the messages of these ``edges`` (indices of neighbours) cost by travelling ``longer`` [S] ns."""
+    assert blocks.neighbours is not None  # noqa: S101 - of exchanges
+    wire = np.zeros((blocks.neighbours.shape[1], len(longer)))
+    wire[edges] = longer
+    with_link = _step_delay_of_exchanges(blocks.neighbours, blocks.intervals, wire)
+    return float((with_link - step_delay(blocks, blocks.intervals)).sum() / max(np.count_nonzero(longer), 1))
+
+
+def _step_delay_of_exchanges(neighbours: Ints, intervals: Floats, wire: Floats | None = None) -> Floats:
     """The same of ranks that leave a step [S] when they and their ``neighbours`` [2, E] have come to it.
 
+    ``wire`` [E, S]: how much longer the messages of each of these travel.
     Far ranks may be steps apart, so that noise of one is gone before it reaches the other.
     """
     ranks, steps = intervals.shape
@@ -387,8 +397,10 @@ def _step_delay_of_exchanges(neighbours: Ints, intervals: Floats) -> Floats:
     parts = -(-steps // _REPLAYED)
     padded = np.pad(intervals, ((0, 0), (0, parts * _REPLAYED - steps))).reshape(ranks, parts, _REPLAYED)
     left, last = np.zeros((ranks, parts)), np.zeros((parts, _REPLAYED))
+    travels = np.zeros((len(source), steps)) if wire is None else wire
+    travels = np.pad(travels, ((0, 0), (0, parts * _REPLAYED - steps))).reshape(len(source), parts, _REPLAYED)
     for at in range(_REPLAYED if parts > 1 else steps):
-        left = np.maximum.reduceat((left + padded[:, :, at])[source], first, axis=0)
+        left = np.maximum.reduceat((left + padded[:, :, at])[source] + travels[:, :, at], first, axis=0)
         last[:, at] = left.max(axis=0)
     return np.asarray(np.diff(last, axis=1, prepend=0.0).ravel()[:steps])
 
