@@ -15,7 +15,7 @@ from hindmost_judge.stats.robust import SAMPLE, median, or_zero, peers_median, s
 from hindmost_judge.timeline import cohorts, matching, phases, pipelined, steps
 from hindmost_judge.timeline.cohorts import that_meet
 from hindmost_judge.timeline.collective_calls import SAMPLED_FROM_NS
-from hindmost_judge.timeline.exchanges import with_exchanges_joined
+from hindmost_judge.timeline.exchanges import Exchanges, with_exchanges_joined
 from hindmost_judge.timeline.matching import Grid
 from hindmost_judge.timeline.messages import schedule_of, with_gathers_joined
 from hindmost_judge.timeline.overlap import delay_by_round, is_overlapped
@@ -60,13 +60,20 @@ def _of_collectives(run: Run, table: Table, settings: Settings) -> Blocks | None
         if of_messages is not None and (found is None or len(of_messages.steps) >= _MORE * len(found.steps)):
             judged = np.isin(exchanging.neighbours, of_messages.ranks).all(axis=0)
             neighbours = np.searchsorted(of_messages.ranks, exchanging.neighbours[:, judged])
-            travel = exchanging.travel[judged][:, of_messages.steps]
-            of_messages = replace(of_messages, neighbours=neighbours, travel=travel)
+            of_messages = replace(of_messages, neighbours=neighbours, travel=_travel(exchanging, of_messages, judged))
             in_cohorts = cohorts.of_exchanges(of_messages, exchanging.kind, exchanging.cohort, settings)
             found = _rather(in_cohorts, found, settings)
     if not _enough(found, settings) and rows(table):  # a profiler looks at a few steps, step marks at all
         found = _rather(_by_marks(run, table, settings), found, settings)
     return found
+
+
+def _travel(exchanging: Exchanges, found: Blocks, judged: Array) -> Floats | None:
+    """[E, S] for how long ranks waited on in each step, of the ``judged`` neighbours; ``None`` where a step has several
+    exchanges."""
+    grid = found.joined
+    one_each = grid is not None and grid.columns == len(found.steps)
+    return exchanging.travel[judged][:, grid.seq] if grid is not None and one_each else None
 
 
 def _enough(found: Blocks | None, settings: Settings) -> bool:
