@@ -58,7 +58,7 @@ def _of_collectives(run: Run, table: Table, settings: Settings) -> Blocks | None
     if rarely_met and (exchanging := with_exchanges_joined(run)) is not None:
         of_messages = _of_meetings(exchanging.run, table)
         if of_messages is not None and (found is None or len(of_messages.steps) >= _MORE * len(found.steps)):
-            judged = np.isin(exchanging.neighbours, of_messages.ranks).all(axis=0)
+            judged = np.asarray(np.isin(exchanging.neighbours, of_messages.ranks).all(axis=0))
             neighbours = np.searchsorted(of_messages.ranks, exchanging.neighbours[:, judged])
             of_messages = replace(of_messages, neighbours=neighbours, travel=_travel(exchanging, of_messages, judged))
             in_cohorts = cohorts.of_exchanges(of_messages, exchanging.kind, exchanging.cohort, settings)

@@ -174,7 +174,8 @@ def _pattern(table: Table, one: _Steps, began: Floats) -> _Pattern:
 
 def _numbered(keys: list[tuple[object, ...]]) -> Ints:
     """[N] the same number for equal keys."""
-    return np.array([keys.index(key) for key in keys])
+    numbers: dict[tuple[object, ...], int] = {}
+    return np.array([numbers.setdefault(key, len(numbers)) for key in keys])
 
 
 def _since_last_call(table: Table, calls: Ints, of_root: Array) -> Array:
