@@ -60,6 +60,8 @@ def _load(path: Path, folder: Path) -> Run:
     own = find_run_directory(folder)
     if own is not None:
         return load_run_directory(own)
+    if (together := _of_several_hosts(folder)) is not None:
+        return together
     if (runs := several_runs(folder)) is not None:
         raise UsageError(runs)
     files = walk(folder)
@@ -109,6 +111,15 @@ def load_run_directory(folder: Path, now: Callable[[], float] = time.time) -> Ru
 def load_run_directories(folders: Sequence[Path]) -> Run:
     """What the run directories of one job recorded, each written by another collector."""
     return with_missing(read_together(folders))
+
+
+def _of_several_hosts(folder: Path) -> Run | None:
+    """The job of which each run directory in this folder has other ranks; ``None`` where they are not such parts."""
+    parts = [one for one in _inside(folder) if one.is_dir() and is_run(one)]
+    if len(parts) < 2 or len({meta.facts(one).get("job_id") or one.name for one in parts}) > 1:
+        return None
+    ranks = [rank for one in parts for rank in load_run_directory(one).ranks["rank"].tolist()]
+    return load_run_directories(parts) if len(ranks) == len(set(ranks)) else None
 
 
 def is_run(folder: Path) -> bool:

@@ -73,6 +73,19 @@ def test_a_folder_of_runs_says_which_is_newest(tmp_path: Path, capsys: pytest.Ca
     assert f"{tmp_path}: {said}" in capsys.readouterr().err
 
 
+def test_a_folder_of_the_hosts_of_one_job_is_that_job(tmp_path: Path) -> None:
+    """One `hindmost run` on each host records its own ranks; `compare` takes such a folder for a run."""
+    run = simulate(Scenario(4, 20)).run
+    for host, ranks in (("a", (0, 1)), ("b", (2, 3))):
+        tables = {
+            name: chosen(table, np.isin(table["rank"], ranks))
+            for name, table in run.tables().items()
+            if "rank" in table
+        }
+        write(replace(run, **tables), tmp_path / host, "run")
+    assert load(tmp_path).ranks["rank"].tolist() == [0, 1, 2, 3]
+
+
 def test_where_hindmost_run_was_typed_the_runs_below_are_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
