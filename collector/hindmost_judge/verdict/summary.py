@@ -24,7 +24,7 @@ from hindmost_judge.timeline.phases import phase_blocks, training, unnamed
 from hindmost_judge.types import Floats, Ints
 from hindmost_judge.verdict import endings
 from hindmost_judge.verdict.schema import JobSummary, PlainRows, RankRow, Verdict, WhatIf
-from hindmost_judge.verdict.wording import ms, percent
+from hindmost_judge.verdict.wording import called, ms, percent
 from hindmost_judge.whatif import savings
 from hindmost_judge.whatif.waste import beyond, by_node
 
@@ -223,6 +223,9 @@ def _why_last(blocks: Blocks, row: int, often: float, caused: float, *, ahead: b
         return f"{last} only because its peers' CPUs launch kernels earlier: its work is no longer than theirs"
     if not more:
         return f"{last}, but its work is no longer than its peers'"
+    if blocks.lanes is not None and blocks.lanes.wait is not None and blocks.lanes.doubt[row] > longer / 2:
+        where = called(blocks.lanes.phases[blocks.lanes.wait.phase])
+        return f"{last}: its work is at most {ms(longer)} longer, for part of its peers' {where} may be a wait"
     last = f"{last}, partly because its peers' CPUs launch kernels earlier" if ahead else last
     cost = f", which costs {ms(caused)}" if blocks.lanes is not None else ""
     return f"{last}: {_longer(blocks, row, longer)}{cost}"

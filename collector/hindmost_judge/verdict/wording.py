@@ -159,6 +159,11 @@ def why(blocks: Blocks, slowdowns: list[Slowdown], cause: Cause) -> list[str]:
                 if alone
                 else against(what + between, who, mine, theirs, each)
             )
+            if (
+                blocks.lanes is not None
+                and sum(part - other for _, part, other, _ in parts) * _OF_DELAY > mine - theirs
+            ):
+                found.insert(0, found.pop())  # it is faster in other phases: the phase shows more than it costs
     whose = f"rank {int(blocks.ranks[slowdowns[0].row])}: " if len(rows) > 1 else ""
     needs = blocks.evidence == NEEDS and cause.cause == "compute"  # all it needs is CPU time: no delay to take apart
     what = "more than its peers" if blocks.evidence == NEEDS else "delay"
