@@ -263,8 +263,9 @@ _LOADERS = ("DataLoader workers", "small reads", "storage")
 #: Settings that are the remedy of a kind of verdict, by its cause.
 _REMEDIES = {
     ("input_bound", "input"): _LOADERS,
-    ("straggler", "compute"): ("uneven domains",),
-    ("straggler", "unknown"): ("uneven domains",),
+    **{
+        (kind, cause): ("uneven domains",) for kind in ("straggler", "intermittent") for cause in ("compute", "unknown")
+    },
 }
 
 

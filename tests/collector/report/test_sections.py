@@ -257,6 +257,14 @@ def test_a_setting_that_remedies_a_verdict_is_its_first_advice(name: str, settin
     assert other["verdicts"] == found.to_dict()["verdicts"]
 
 
+def test_uneven_domains_are_the_first_advice_on_a_rank_late_in_some_exchanges() -> None:
+    """A program that exchanges positions and forces works before one of the two alone."""
+    late = {**judged("straggler")[1].to_dict()["verdicts"][0], "kind": "intermittent", "cause": "unknown"}
+    found = judged("straggler")[1].to_dict() | {"verdicts": [late]}
+    report = sections.added(found, {"advice": {"settings": [DOMAIN]}})
+    assert report["verdicts"][0]["advice"][0] == f"{DOMAIN['set']} ({DOMAIN['found']})"
+
+
 def test_a_setting_about_another_rank_does_not_remedy_a_verdict() -> None:
     """Rank 3 is the straggler, not rank 30."""
     found = judged("straggler")[1].to_dict()
