@@ -159,11 +159,7 @@ def why(blocks: Blocks, slowdowns: list[Slowdown], cause: Cause) -> list[str]:
                 if alone
                 else against(what + between, who, mine, theirs, each)
             )
-            if (
-                blocks.lanes is not None
-                and sum(part - other for _, part, other, _ in parts) * _OF_DELAY > mine - theirs
-            ):
-                found.insert(0, found.pop())  # it is faster in other phases: the phase shows more than it costs
+            found = _ordered(found, blocks, parts, mine - theirs)
     whose = f"rank {int(blocks.ranks[slowdowns[0].row])}: " if len(rows) > 1 else ""
     needs = blocks.evidence == NEEDS and cause.cause == "compute"  # all it needs is CPU time: no delay to take apart
     what = "more than its peers" if blocks.evidence == NEEDS else "delay"
@@ -190,6 +186,15 @@ def why(blocks: Blocks, slowdowns: list[Slowdown], cause: Cause) -> list[str]:
         found = [f"{TWO_CAUSES}{two}", *found]
     left = [cause.remark] if cause.remark and cause.cause == "unknown" else []
     return list(dict.fromkeys([*found, *accounts])) + left
+
+
+def _ordered(
+    found: list[str], blocks: Blocks, parts: list[tuple[str, float, float, list[float]]], longer: float
+) -> list[str]:
+    """The last line, on the whole step, first of a host that is faster in other phases: one phase shows more than it
+    costs."""
+    in_phases = sum(mine - theirs for _, mine, theirs, _ in parts)
+    return [found[-1], *found[:-1]] if blocks.lanes is not None and in_phases * _OF_DELAY > longer else found
 
 
 def as_exchanges(words: str) -> str:
