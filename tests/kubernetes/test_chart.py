@@ -20,7 +20,6 @@ pytestmark = pytest.mark.kubernetes
 
 #: Kinds of other projects' operators, whose schemas are theirs.
 FOREIGN = ("monitoring.coreos.com/v1", "cert-manager.io/v1")
-WORKLOADS = ("hindmost-agent", "hindmost-collector", "hindmost-relay")
 
 
 @pytest.fixture(scope="module", params=VALUES)
