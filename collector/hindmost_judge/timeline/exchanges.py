@@ -5,7 +5,7 @@ Each rank repeats the same calls, and one repetition is a step. What ranks wait 
 a few steps, so that each is late as for one call of all of them. Costs are replayed from neighbour to neighbour. The
 time of a step is what the rank spent in its calls, its self time what it spent between them.
 
-Ranks that compute at the same time, and make the same calls, do the same work. Others do so only if they have the same
+Where all ranks compute at the same time, and make the same calls, they do the same work. Else those do with the same
 peers: workers of one rank are alike, stages are not. Where some wait for what others make of their message, that is by
 design, and no rank is late for it: see :func:`hindmost_judge.timeline.cohorts.of_exchanges`.
 """
@@ -63,7 +63,8 @@ class Exchanges(NamedTuple):
     """A ``run`` with the calls of each rank's steps as one call, and without all others.
 
     ``neighbours`` [2, E] are ranks, in order, and a rank for which each waits in them, itself among these. Ranks of one
-    ``kind`` [R] make the same calls with as many peers, those of one ``cohort`` [R] at once, or with the same peers.
+    ``kind`` [R] make the same calls with as many peers, those of one ``cohort`` [R] as all do at once, or with the same
+    peers.
     ``travel`` [E, S] is for how long a rank waited on after this neighbour, or itself, had sent: ns of the job clock,
     NaN where it is not known.
     """
@@ -103,7 +104,8 @@ def with_exchanges_joined(run: Run) -> Exchanges | None:
     at_once = _at_once(found, pairs)
     each = list(found.values())
     kind = _numbered([(one.kinds, len(one.sources), len(one.targets)) for one in each])
-    cohort = _numbered([(one.kinds, None if at_once else (one.sources, one.targets)) for one in each])
+    same = at_once and len({one.kinds for one in each}) == 1
+    cohort = _numbered([(one.kinds, None if same else (one.sources, one.targets)) for one in each])
     joined = replace(run, collectives=_joined(table, each, at_once=at_once))
     return Exchanges(joined, pairs, _travels(table, found, pairs, at_once=at_once), kind, cohort)
 
