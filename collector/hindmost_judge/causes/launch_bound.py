@@ -279,8 +279,8 @@ def late_by_hosts(blocks: Blocks, run: Run) -> Blocks:
     fed = waits_for_host(blocks)
     if fed is None or not has_launches(run.collectives):
         return _late_by_phases(blocks)
-    if blocks.joined is not None and (waits_for_each(blocks.joined) or waits_for_each(blocks.joined, gathers=_GATHERS)):
-        return blocks  # no host is far ahead
+    if blocks.joined is not None and waits_for_each(blocks.joined):
+        return blocks  # no host is ahead
     fed = _with_blind(fed, blocks)
     if not _marked(blocks):
         return _late_by_unmarked_hosts(blocks, run.collectives, fed)
@@ -293,13 +293,15 @@ def late_by_hosts(blocks: Blocks, run: Run) -> Blocks:
     if not rows:
         return blocks
     hosts = LaunchingHosts(run.collectives, blocks, fed)
+    # Hosts that are held up before each gather launch as late as their GPUs compute: that none is slower tells nothing.
+    held_up = blocks.joined is not None and waits_for_each(blocks.joined, gathers=_GATHERS)
     computed = np.where(_blind(blocks)[:, None], 0.0, computed_delay(blocks))
     for row in rows:
         for columns in alike_steps(np.flatnonzero(late[row]), blocks.delay[row]):
             slower, delay = hosts.slower(row, columns), float(blocks.delay[row, columns].mean())
             if slower is not None:
                 slower = max(slower, float(median(computed[row, columns])))
-            if slower is not None and slower < delay:
+            if slower is not None and slower < delay and (slower > 0 or not held_up):
                 share[row, columns] = slower / delay
     if (share == 1.0).all():
         return blocks
