@@ -379,7 +379,7 @@ def _workers(facts: Facts) -> Advice | None:
         "DataLoader workers",
         f"{facts.input_costs}, {found}",
         why,
-        f"`DataLoader(..., num_workers={wanted}, prefetch_factor=4, persistent_workers=True)`",
+        f"`num_workers={wanted}, prefetch_factor=4, persistent_workers=True` in its `DataLoader`",
         share,
         adds=count < wanted,
     )

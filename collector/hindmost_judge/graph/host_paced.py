@@ -19,7 +19,7 @@ from hindmost_judge.stats import segmentation
 from hindmost_judge.stats.robust import average, lower_median, median, or_zero, peers_median, quantile
 from hindmost_judge.timeline import phases
 from hindmost_judge.timeline.overlap import ahead_of_host
-from hindmost_judge.types import Floats, Lanes, Timeline
+from hindmost_judge.types import Bools, Floats, Lanes, Timeline
 from hindmost_judge.whatif import savings
 
 #: Marks of a host and of its GPU may be so many ns apart: clocks differ by 0.5 to 3 ms, and collectives are launched
@@ -285,13 +285,17 @@ def length(blocks: Blocks) -> int:
     waited = np.minimum(waited, np.quantile(waited, _CLIPPED))
     lags, step = np.arange(1, min(_MOST_WORKERS, len(waited) // _TURNS) + 1), average(blocks.period)
     most = inputs[int(np.argmax(or_zero(inputs).mean(axis=1)))]
-    ahead = np.mean(most < _WAITED * step) >= _AHEAD
-    if len(lags) < 2 or not waited.mean() >= _WAITS * step or not ahead:
+    if len(lags) < 2 or not waited.mean() >= _WAITS * step or not finds_batches(most, step):
         return 1
     differs = waited - waited.mean()
     alike = np.array([np.mean(differs[lag:] * differs[:-lag]) for lag in lags]) / max(float(np.mean(differs**2)), 1.0)
     found = int(np.argmax(alike >= alike.max() - _BY_CHANCE / np.sqrt(len(waited)))) + 1
     return found if found > 1 and alike[found - 1] >= max(_ALIKE, alike[0] + _MORE) else 1
+
+
+def finds_batches(inputs: Floats, step: float) -> Bools:
+    """Whether batches are there in so many of the steps (last axis) that workers load them; ``inputs`` is in ns."""
+    return np.asarray(np.mean(inputs < _WAITED * step, axis=-1) >= _AHEAD)
 
 
 def mean_of_turn(block: Floats, turn: int) -> Floats:

@@ -46,6 +46,8 @@ _SPREAD_RATIO = 1.5
 _ABSORBED = 0.1
 #: A host that takes longer than usual by this share of a step, and is ahead of its GPU all the same, waited for it.
 _LONG = 0.25
+#: A host is on its way to the limit of its queue while it is ahead by less than this share of what it mostly is.
+_FAR = 0.75
 #: The most steps that hosts are taken to run ahead.
 _MAX_LAG = 8
 
@@ -323,9 +325,33 @@ def _without_wait(timeline: Timeline, spent: Floats, ended: Floats, wait: HostWa
         likely = np.clip(usual[:, None], spent - waited, spent)
         return spent - waited, np.where(came_later, spent, likely), np.zeros(len(spent))
     usual, doubt = _usual_of_hosts_ahead(free, spent, timeline.cohort)
-    usual = np.fmin(usual, _after_drained(timeline, spent, ended, wait))
+    drained = np.fmin(usual, _after_drained(timeline, spent, ended, wait))
+    alone = _while_lead_grows(timeline, spent, wait)
+    if float(median(alone - (usual + drained) / 2)) > 0:  # hosts do work before they wait
+        usual = usual + np.where(median(alone - usual) > doubt, median(alone - usual), 0.0)
+    else:
+        usual = drained
     least = spent - waited
     return least, np.clip(usual[:, None], least, spent), doubt
+
+
+def _while_lead_grows(timeline: Timeline, spent: Floats, wait: HostWait) -> Floats:
+    """[R] ns that hosts that are ahead take in the phase of ``wait`` while they get further ahead; NaN: unknown.
+
+    A host that launches into its queue is blocked once that is full, which may take many steps. Before, it works at its
+    own pace. Steps that are longer than those at the limit are slow ones, after which it was less far ahead.
+    """
+    ahead = _is_ahead(timeline)
+    lead = np.where(ahead, _lead_of_launch(timeline), np.nan)
+    below = lead < _FAR * median(lead, axis=-1)[:, None]
+    below[:, 1:] &= np.diff(lead, axis=1) > 0
+    grows = np.zeros(spent.shape, bool)
+    grows[:, wait.lag :] = below[:, : spent.shape[1] - wait.lag]
+    alone = median(np.where(grows, spent, np.nan), axis=-1)
+    at_limit = median(np.where(ahead & ~grows, spent, np.nan), axis=-1)
+    known = (grows.sum(axis=1) >= _MIN_STEPS) & (alone <= at_limit)
+    most = 2 * known.sum() > np.sum(ahead.mean(axis=1) > _MOSTLY_AHEAD)  # a few such hosts may just have been slow
+    return np.where(known & most, alone, np.nan)
 
 
 def _after_drained(timeline: Timeline, spent: Floats, ended: Floats, wait: HostWait) -> Floats:

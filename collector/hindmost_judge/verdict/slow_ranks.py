@@ -13,6 +13,7 @@ from hindmost_judge.causes import backward, cpu_wait, loading, why_late
 from hindmost_judge.causes.cpu_sharing import NEEDS
 from hindmost_judge.causes.table import Cause
 from hindmost_judge.detect import straggler
+from hindmost_judge.graph.host_paced import finds_batches
 from hindmost_judge.settings import Settings
 from hindmost_judge.stats.robust import median, peers_median
 from hindmost_judge.timeline import cohorts
@@ -255,14 +256,17 @@ def _cost(
         waited = savings.caused_more(blocks, rows, span) + held_up
         replayed = float(by_step[change.steps].mean()) + held_up
         seen = change.cost(replayed, waited, savings.others_grew(blocks, rows, span))
-        if (
-            slowdowns[0].phase is not None
-        ):  # the work of each host is known: peers that became faster hide no part of it
-            seen = max(seen, replayed)
+        seen = max(seen, replayed) if _by_work(blocks, slowdowns[0]) else seen  # peers that became faster hide none
         cost *= seen / replayed if replayed > 0 else 1.0  # others may hide it in steps that cannot be compared
     estimated = wording.estimated(cost, saved, change) if blocks.evidence == NEEDS else []
     lines = estimated or wording.longer_than_replayed(change, cost)
     return cost, [*wording.held_up(held_up), *lines], ESTIMATE if estimated else None
+
+
+def _by_work(blocks: Blocks, slowdown: Slowdown) -> bool:
+    """Whether the work of all hosts in the phase is known: how long workers load what is there in time is not."""
+    loads = slowdown.phase == "input" and finds_batches(blocks.parts["input"], blocks.step_ns).any()
+    return slowdown.phase is not None and not loads
 
 
 def _ranged(slowdowns: list[Slowdown], before: list[Slowdown], blocks: Blocks) -> list[str]:

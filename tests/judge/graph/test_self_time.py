@@ -106,6 +106,14 @@ def test_work_after_a_copy_is_known_of_hosts_that_wait_in_each_step() -> None:
     assert (found.host.sum(axis=0).mean(axis=1) / MS) == pytest.approx(own.sum(axis=0).mean(axis=1), rel=0.04)
 
 
+def test_hosts_that_wait_at_a_full_queue_work_as_they_did_on_the_way_to_it() -> None:
+    """Hosts differ by 1 %, so it takes the faster ones a dozen steps. What they do after each wait is not all."""
+    own = work(6, 120, noise=0.003) * np.array([0.005, 7.5, 2.0, 7.0, 0.0])[:, None, None]
+    own *= np.array([1.0, 1.02, 0.99, 1.0, 0.995, 1.005])[:, None]
+    found = self_time.build_lanes(run(own, 20.0, waits="queue"))
+    assert (found.host.sum(axis=0).mean(axis=1) / MS) == pytest.approx(own.sum(axis=0).mean(axis=1), rel=0.02)
+
+
 def test_hosts_that_wait_in_two_phases_work_in_them_as_those_that_do_not() -> None:
     """A full launch queue: three hosts wait for 8 ms a step, 3 of them in backward. No launch is recorded."""
     own = work(4, 120)

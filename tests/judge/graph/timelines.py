@@ -13,7 +13,7 @@ def run(
     """The timeline of hosts with this work [P, R, S] ms, and GPUs that take ``gpu`` ms for what a step launches.
 
     Hosts wait for the last collective of the ``step`` before ``other`` ends, of the step ``lag`` before as ``forward``
-    ends (``before``), or of the step before as it begins (``copy``).
+    ends (``before``), or of the step before as it begins (``copy``) or once a quarter of it is launched (``queue``).
     """
     phases, ranks, steps = host.shape
     now, busy = np.zeros(ranks), np.zeros(ranks)
@@ -26,6 +26,8 @@ def run(
             free = now
             if phase == PHASES.index("forward") and waits == "copy":
                 free = np.maximum(now, end + 1.0)
+            if phase == PHASES.index("forward") and waits == "queue":
+                free = np.maximum(now, end + 1.0 - host[phase, :, step] / 4)
             after = free + host[phase, :, step]
             if phase == PHASES.index("forward") and waits == "before" and step >= lag:
                 after = np.maximum(after, left[:, step - lag] + 1.0)
