@@ -16,8 +16,8 @@ class Load:
 
     ``scatter`` of one is a standard deviation, ms, by which computing is now longer and now shorter; ``wire`` is what a
     message between rank and ``peer`` takes longer. Ranks of a ``halo`` exchange messages before every other all-reduce.
-    Those of ``edges`` do nothing else,
-    ``stages`` hand on to the next rank, and to no other; rank 0 of ``workers`` hands out work to all others.
+    Those of ``edges`` do nothing else, ``stages`` hand on to the next rank, and to no other; rank 0 of ``workers``
+    hands out work to all others.
     """
 
     kind: str = "mpi"
@@ -30,6 +30,7 @@ class Load:
     cpu: bool = True
     cpus: int = 0  # of the node, 0: unknown
     jostle: float = 0.0  # ms a step that the scheduler holds up some rank or other, in no counter
+    on_node: int = 0  # ranks of each, 0: all
     names: list[int] | None = None
     scale: float = 1.0
     faults: list[dict[str, Any]] = field(default_factory=list)
@@ -64,7 +65,8 @@ def make(load: Load) -> Run:
     own, parts = own_times(load)
     own, parts = own * load.scale, {name: block * load.scale for name, block in parts.items()}
     if load.kind == "edges":
-        return made(load.ranks, collectives=with_both_neighbours(load, own))
+        node = [f"node{rank // (load.on_node or load.ranks)}" for rank in range(load.ranks)]
+        return made(load.ranks, collectives=with_both_neighbours(load, own), who={"node": node})
     if load.kind in ("stages", "workers"):
         return made(load.ranks, collectives=(handed_on if load.kind == "stages" else handed_out)(own))
     messages = waits_in_messages(load) * load.scale

@@ -241,7 +241,10 @@ _EARLIEST, _CLOCKS = 5, 2.0
 
 
 def of_neighbours(case: Case) -> list[Verdict]:
-    """The verdict on two neighbours that both wait on when all have sent: their messages travel longer than others'."""
+    """The verdict on two neighbours that both wait on when all have sent: their messages travel longer than others'.
+
+    Messages between nodes travel longer by right: they are compared with those of other pairs of two nodes.
+    """
     blocks, settings, ranks = case.blocks, case.settings, case.blocks.ranks
     if blocks.travel is None or blocks.neighbours is None or len(ranks) <= _FEWEST_OTHERS:
         return []
@@ -251,16 +254,21 @@ def of_neighbours(case: Case) -> list[Verdict]:
     if not len(both) or np.isnan(blocks.travel).any(axis=1).mean() > 1 - settings.min_consistency:
         return []
     after = or_zero(np.fmin.reduceat(blocks.travel, np.searchsorted(row, np.arange(len(ranks))), axis=0))
-    apart = -float(
-        np.min(np.nan_to_num(np.nanpercentile(blocks.travel[row != source], _EARLIEST, axis=1)), initial=0.0)
-    )
-    longest = after.copy()
-    after[:, 1:] = (
-        after[:, 1:] + after[:, :-1]
-    ) / 2  # of two that wait for each other now one sends first, now the other
+    early = np.nan_to_num(np.nanpercentile(blocks.travel[row != source], _EARLIEST, axis=1))
+    apart = -float(np.min(early, initial=0.0))
+    longest = after.copy()  # and below, of two that wait for each other now one sends first, now the other
+    after[:, 1:] = (after[:, 1:] + after[:, :-1]) / 2
     each = after[both].min(axis=1)
-    slowest = both[int(np.argmax(median(each, axis=1)))]
-    others = median(np.delete(after, slowest, axis=0), axis=0)
+    nodes = dict(zip(case.run.ranks["rank"].tolist(), case.run.ranks["node"].tolist(), strict=True))
+    crosses = np.array([len({nodes[int(rank)] for rank in ranks[two]}) for two in both]) > 1
+    at = int(np.argmax(median(each, axis=1)))
+    slowest = both[at]
+    alike = (crosses == crosses[at]) & ~np.isin(both, slowest).any(axis=1)
+    if not alike.any():
+        return []
+    ways = np.array([(edges[a, b], edges[b, a]) for a, b in both.tolist()])
+    takes = np.fmin.reduce(blocks.travel[ways], axis=1)  # at most: who goes on later may have waited for another
+    others = or_zero(median(takes[alike], axis=0))
     more = after[slowest].min(axis=0) - others
     smallest = settings.effect(len(ranks)) * average(blocks.period) + _CLOCKS * apart
     first, stop = main_segment(more, smallest, settings)
@@ -271,8 +279,7 @@ def of_neighbours(case: Case) -> list[Verdict]:
     travel = float(median(longest[slowest].max(axis=0)[first:stop]))
     longer = np.zeros(len(more))
     longer[first:stop] = travel - float(median(others))
-    two = [edges[int(a), int(b)] for a, b in (slowest, slowest[::-1])]
-    cost = cost_of_link(blocks, np.array(two), longer)
+    cost = cost_of_link(blocks, ways[at], longer)
     if cost < settings.min_cost * blocks.step_ns:
         return []
     lines = wording.neighbours(pair, travel, float(median(others)), cost)
