@@ -95,14 +95,20 @@ def _in_turn(late: Floats, one: Stalls, sole_peer: Ints) -> bool:
 
 
 def _large(blocks: Blocks, delay: Floats, settings: Settings) -> list[Stalls]:
-    """Those who own most of the stalls, however large; else those with some of one size."""
+    """Those who own most of the stalls, however large; else those with some of one size.
+
+    Who alone does such work may take long now and then by design: such a rank only has stalls that are far longer.
+    """
+    every = delay
+    if blocks.alone is not None:
+        delay = np.where(blocks.alone[:, None], np.minimum(delay, 0.0), delay)
     stalled = delay >= settings.stall_effect * blocks.step_ns
     owners = _owners(stalled, settings, loading.throughout(blocks))
     found = [_with_its_like(delay, row, steps, share, settings) for row, steps, share in owners]
     found.sort(key=lambda one: -len(one.stalled))
     reported = {row for one in found for row in one.rows}
     found += [stalls for stalls in _of_one_size(blocks, delay, settings) if reported.isdisjoint(stalls.rows)]
-    return found or _long_stalls(blocks, delay)
+    return found or _long_stalls(blocks, every)
 
 
 #: A long stall takes so many steps, and so many times as long as any other rank was ever late. Those of one disturbance
