@@ -72,4 +72,13 @@ def reason(stderr: str) -> str:
     lines = [line.removeprefix("Error: ").strip() for line in stderr.splitlines() if line.strip()]
     if "ermission" in stderr:
         return "the kernel forbids reading it (kernel.yama.ptrace_scope or a container without CAP_SYS_PTRACE)"
-    return lines[0] if lines else "py-spy failed without a message"
+    known = (ended for said, ended in _ENDED.items() if said in stderr)
+    return next(known, lines[0] if lines else "py-spy failed without a message")
+
+
+#: What py-spy says of a process that is over, or whose Python is, and what that means.
+_ENDED = {
+    "Check that the process is running": "it has ended",
+    "No stack counts found": "its interpreter has ended",
+    "Failed to find a python interpreter": "its interpreter has ended, or has not started",
+}

@@ -13,6 +13,7 @@ import hindmost_cli
 import pytest
 from hindmost_agent import stacks
 from hindmost_cli.attach import injected
+from hindmost_judge.types import UNREAD
 
 from tests.waiting import wait_until
 
@@ -69,6 +70,27 @@ def test_two_running_ranks_are_sampled(train: Callable[..., int], capsys: pytest
     assert comm[0] > 0.65
     assert comm[1] < 0.35
     assert (report["stands_out"]["rank"], report["stands_out"]["phase"]) == (1, "other")
+
+
+@needs_py_spy
+def test_a_rank_whose_interpreter_has_ended_does_not_hide_the_others(
+    train: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its process may wait for peers as it ends, and has no Python left."""
+    over = """
+    import ctypes, sys
+    libc = ctypes.CDLL(None)
+    libc.on_exit(libc.sleep, None)  # sleeps as many seconds as the exit code, once Python has ended
+    sys.stdout.write("training\\n"); sys.stdout.flush()
+    sys.exit(250)
+    """
+    pids = train(LOOP, "0.02", "0.02", RANK="0"), train(over, RANK="1")
+    wait_until(lambda: stacks.dump(pids[1]).startswith(UNREAD))
+    assert hindmost_cli.main(["attach", "--sample", "--seconds", "1", *(f"--pid={pid}" for pid in pids)]) == 0
+    _, _, first, second, why, *_ = capsys.readouterr().out.splitlines()
+    assert "±" in first
+    assert "±" not in second
+    assert why == f"process {pids[1]} cannot be sampled: its interpreter has ended, or has not started"
 
 
 @needs_py_spy

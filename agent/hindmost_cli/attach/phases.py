@@ -61,11 +61,13 @@ class Shares(NamedTuple):
     """How a process spent its time: phase -> share (0 to 1). ``samples`` is 0 where it was measured, not sampled.
 
     ``line``: where most samples in no phase are, as ``train.py:12``; empty where they are here and there.
+    ``unseen``: why nothing was seen of a process.
     """
 
     share: dict[str, float]
     samples: int
     line: str = ""
+    unseen: str = ""
 
     def error(self, phase: str) -> float:
         """Half the width of a share's 95 % interval (binomial); 0 where it was measured."""
@@ -77,15 +79,20 @@ class Shares(NamedTuple):
 
 
 def sample(targets: Sequence[Target], seconds: float, rate: int) -> list[Shares]:
-    """Sample all targets at once, ``rate`` times a second. HindmostError where one cannot be read."""
+    """Sample all targets at once, ``rate`` times a second. HindmostError where none can be read."""
     with tempfile.TemporaryDirectory(prefix="hindmost-attach-") as folder:
         files = [Path(folder, str(target.pid)) for target in targets]
         running = [_record(target, file, seconds, rate) for target, file in zip(targets, files, strict=True)]
-        for target, process in zip(targets, running, strict=True):
+        seen = []
+        for target, process, file in zip(targets, running, files, strict=True):
             _, stderr = process.communicate(timeout=seconds + 60)
-            if process.returncode != 0:
-                raise HindmostError(f"process {target.pid} cannot be sampled: {stacks.reason(stderr)}")
-        return [shares(file.read_text(errors="replace").splitlines()) for file in files]
+            if process.returncode == 0:
+                seen.append(shares(file.read_text(errors="replace").splitlines()))
+            else:
+                seen.append(Shares({}, 0, unseen=f"process {target.pid} cannot be sampled: {stacks.reason(stderr)}"))
+    if all(one.unseen for one in seen):
+        raise HindmostError("; ".join(one.unseen for one in seen))
+    return seen
 
 
 def _record(target: Target, file: Path, seconds: float, rate: int) -> subprocess.Popen[str]:
@@ -215,6 +222,7 @@ def render(targets: Sequence[Target], seen: Sequence[Shares], method: str, secon
         cells = [_cell(shares, phase) for phase in PHASES]
         rank = str(target.rank) if target.rank >= 0 else "-"
         lines.append("  ".join([f"{rank:>4}", f"{target.pid:>8}", *(f"{cell:>10}" for cell in cells)]))
+    lines += [one.unseen for one in seen if one.unseen]
     return "\n".join([*lines, _sentence(targets, seen), *_without_steps(targets, seen, method), NO_VERDICT]) + "\n"
 
 
@@ -248,7 +256,7 @@ def _sentence(targets: Sequence[Target], seen: Sequence[Shares]) -> str:
             "these samples show no training: the ranks may still be starting (try --seconds 60), "
             f"or run code that sampling does not recognise; {_lines(targets[0].pid)}"
         )
-    if len(targets) < 2:
+    if len(targets) - sum(bool(one.unseen) for one in seen) < 2:
         return "one process: no other rank to compare with"
     if excess is None:
         return "no rank stands out"

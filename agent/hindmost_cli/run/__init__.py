@@ -267,9 +267,8 @@ def _say_files(directory: Path) -> None:
     traces = sorted(directory.glob("stacks/*-trace-*.json"))
     if traces:
         more = f" and {len(traces) - 1} more" if traces[1:] else ""
-        _say(
-            f"calls of rank {traces[0].name.partition('-')[0]}: drop {_short(traces[0])}{more} on https://ui.perfetto.dev"
-        )
+        whose = f"a timeline of the calls of rank {traces[0].name.partition('-')[0]} in slow steps"
+        _say(f"{whose}: drop {_short(traces[0])}{more} on https://ui.perfetto.dev")
 
 
 def _written(directory: Path) -> dict[str, Any] | None:
