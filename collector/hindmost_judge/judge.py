@@ -157,7 +157,8 @@ def _stacks_meanwhile(verdict: Verdict, run: Run, blocks: Blocks) -> Table:
 def _with_loading(verdict: Verdict, run: Run, blocks: Blocks) -> Verdict:
     """A verdict on late input with what it waits for, and what to do about that."""
     finer, shards = loading.on(verdict, blocks)
-    found = finer if finer is verdict else advice.on(finer, run)
+    storage = loading.uses_storage(verdict, blocks)
+    found = finer if finer is verdict and not storage else advice.on(finer, run, storage=storage)
     return replace(found, advice=(shards,)) if shards else found
 
 

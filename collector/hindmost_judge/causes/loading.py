@@ -28,8 +28,8 @@ from hindmost_judge.whatif import savings
 
 #: The least mean number of descendants of a rank that loads by workers.
 _WORKERS = 0.5
-#: A cause explains most of a wait.
-_MOST = 0.5
+#: A cause explains most of a wait. Storage is named from this share on.
+_MOST, _BLOCKED = 0.5, 0.1
 #: Ranks have unequal shards if one reads this many times as many bytes as its peers, which read at least so much (B per
 #: s): less is what remains where files are in memory.
 _MORE_BYTES, _FROM_STORAGE = 2.0, 1e5
@@ -148,6 +148,16 @@ def on(verdict: Verdict, blocks: Blocks) -> tuple[Verdict, str]:
     explained = (verdict.explained or 1.0) * min(share for _, share in found)
     evidence = (*shown, *verdict.evidence)
     return replace(verdict, cause=found[0][0], causes=causes, explained=explained, evidence=evidence), shards
+
+
+def uses_storage(verdict: Verdict, blocks: Blocks) -> bool:
+    """Whether ranks with late input were seen to read, or to be blocked by storage."""
+    made = of(blocks) if verdict.cause == "input" else None
+    named = np.isin(blocks.ranks, verdict.ranks)
+    if made is None or not named.any():
+        return verdict.cause == "input" and "file_read" in blocks.parts
+    reads = or_zero(made.read)[named].max() >= _FROM_STORAGE or made.shares["io"][named].max() >= _BLOCKED
+    return bool(reads) or "file_read" in blocks.parts
 
 
 def _unequal_shards(verdict: Verdict, read: Floats, named: Array) -> str:

@@ -59,6 +59,8 @@ class Place:
     runs: bool
     #: The control group that allows the only rank fewer CPUs than others have, and how many.
     quota: tuple[str, float] | None = None
+    #: Whether ranks with late input were seen to read from storage.
+    storage: bool = False
 
     @property
     def on(self) -> str:
@@ -116,8 +118,11 @@ def _gpu(name: str) -> str:
     return index[1] if index else name if _UUID.fullmatch(name) else ""
 
 
-def on(found: Verdict, run: Run) -> Verdict:
-    """The verdict with what to do about late ranks, slow transfers and slow input; others say it themselves."""
+def on(found: Verdict, run: Run, *, storage: bool = False) -> Verdict:
+    """The verdict with what to do about late ranks, slow transfers and slow input; others say it themselves.
+
+    ``storage``: ranks with late input were seen to read from storage.
+    """
     if found.cause == "network":
         return replace(found, advice=(of_transfers(run, found.ranks),))
     if found.kind == "input_bound":
@@ -126,7 +131,7 @@ def on(found: Verdict, run: Run) -> Verdict:
         )
     if found.kind not in _LATE:
         return found
-    where, causes = place(run, found.ranks), found.causes or (found.cause or "unknown",)
+    where, causes = replace(place(run, found.ranks), storage=storage), found.causes or (found.cause or "unknown",)
     if "cpu_contention" in causes and len(found.ranks) == 1:
         where = replace(where, quota=cpu_sharing.own_quota(run, found.ranks[0]))
     off = {}
@@ -167,8 +172,10 @@ def of_cause(cause: str, at: Place) -> str:
     if cause == "unknown":
         return _look(at, who)
     if cause == "input":
-        loads = ". More DataLoader workers (num_workers) hide it" if at.framework in _TORCH else ""
-        return f"check the disk or mount that {who} {'reads' if single else 'read'} from{at.on} (`iostat -x 1`){loads}"
+        torch = at.framework in _TORCH
+        disk = f"check the disk or mount that {who} {'reads' if single else 'read'} from{at.on} (`iostat -x 1`)"
+        see = disk if at.storage else _look(at, who, " in the Dataset" * torch)
+        return see + ". More DataLoader workers (num_workers) hide it" * torch
     if cause == "cpu_contention":
         return _free_cpus(at, who)
     if cause == "stopped":
@@ -231,7 +238,7 @@ def _compare_hosts(at: Place, who: str) -> str:
 _PIDS_NAMED = 4
 
 
-def _look(at: Place, who: str) -> str:
+def _look(at: Place, who: str, where: str = "") -> str:
     """How to see what ranks wait for, in processes that run or when the job runs again."""
     pid = str(at.pids[0]) if at.runs and len(at.pids) == 1 else ""
     stacks = f"`hindmost attach --stacks --pid {pid}`" if pid else attach(at.job)
@@ -239,7 +246,7 @@ def _look(at: Place, who: str) -> str:
     which = f" (PIDs {', '.join(map(str, at.pids))})" if several else ""
     tool = stacks if at.python else f"`gdb -p {pid or 'PID'}` or `strace -f -p {pid or 'PID'}`{which}"
     does = "does" if len(at.ranks) == 1 else "do"
-    see = f"see what {who} {does}{at.on}: {tool}"
+    see = f"see what {who} {does}{where}{at.on}: {tool}"
     return see if at.runs else f"run the job again and {see}"
 
 

@@ -80,6 +80,14 @@ def test_input_stays_input_where_storage_does_not_explain_it(rates: dict[str, fl
     assert only_verdict(sampled(late(), workers=2, rank=1, **rates)).cause == "input"
 
 
+@pytest.mark.parametrize(("rates", "storage"), [({}, False), ({"storage": 0.2}, True), ({"read": 2e6}, True)])
+def test_storage_is_named_only_where_it_was_used(rates: dict[str, float], storage: bool) -> None:
+    """A Dataset that sleeps or computes reads nothing: its stacks show what it does."""
+    (do,) = only_verdict(sampled(late(), workers=0, rank=1, **{"read": 0.0, **rates})).advice
+    assert ("check the disk or mount" in do) == storage
+    assert ("see what rank 1 does" in do and "hindmost attach --stacks" in do) != storage
+
+
 def test_workers_without_a_cpu_are_contention() -> None:
     """They are in the run queue for most of the time for which their rank waits."""
     found = only_verdict(sampled(late(), workers=2, rank=1, cpu=0.2, queued=0.6))

@@ -150,7 +150,7 @@ def test_two_causes_at_once_have_advice_each() -> None:
     both = {f"rank 1: {two}, since step 0" for two in ("computing and input", "input and computing")}
     assert of_verdict(found.__dict__).what in both
     assert len(found.advice) == 2
-    assert sum("reads from" in line for line in found.advice) == 1
+    assert sum("see what rank 1 does" in line for line in found.advice) == 1
 
 
 def test_what_is_off_the_cpu_is_no_second_cause() -> None:
