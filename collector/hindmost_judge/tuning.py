@@ -20,6 +20,7 @@ from hindmost_judge.communication import Traffic
 from hindmost_judge.model import Run
 from hindmost_judge.overview import Overview
 from hindmost_judge.stats.robust import lower_median
+from hindmost_judge.timeline import messages
 from hindmost_judge.types import Floats
 from hindmost_judge.verdict import advice
 from hindmost_judge.verdict.wording import ms, percent
@@ -658,18 +659,25 @@ def _domains(facts: Facts) -> Advice | None:
 
 
 def _more_of(facts: Facts, rank: int) -> str:
-    """Of what this rank has more than the median one of the others; empty where nothing."""
+    """Of what this rank has more than the median one of the others, in all and by neighbour; empty where nothing.
+
+    The middle stages of a pipeline have two neighbours, its ends one.
+    """
     table = facts.run.collectives
     known, row = np.unique(table["rank"], return_inverse=True)
-    sums = {"calls": np.ones(len(table["rank"])), "bytes sent": np.maximum(table["bytes"], 0)}
-    counts = {name: np.bincount(row.ravel(), values, len(known)).tolist() for name, values in sums.items()}
+    row = row.ravel()
+    sums = {"calls": np.ones(len(row)), "bytes sent and received": np.maximum(table["bytes"], 0)}
+    counts = {name: np.bincount(row, values, len(known)).tolist() for name, values in sums.items()}
     by_rank = {"memory": facts.rank("resident_memory_bytes", "median")}
     by_rank |= {name: dict(zip(known.tolist(), values, strict=True)) for name, values in counts.items()}
+    near = dict(zip(known.tolist(), messages.neighbours(facts.run, row).tolist(), strict=True))
     found = []
     for name, of in by_rank.items():
-        usual = _median(value for other, value in of.items() if other != rank)
-        if usual > 0 and of.get(rank, 0.0) >= MORE * usual:
-            found.append(f"{of[rank] / usual:.1f} times the {name} of the others")
+        others = [other for other in of if other != rank]
+        usual, each = _median(of[one] for one in others), _median(of[one] / near.get(one, 1) for one in others)
+        more = of.get(rank, 0.0)
+        if usual > 0 and more >= MORE * usual and (name == "memory" or more / near[rank] >= MORE * each):
+            found.append(f"{more / usual:.1f} times the {name} of the others")
     return " and ".join(found)
 
 

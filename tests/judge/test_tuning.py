@@ -326,6 +326,17 @@ def test_a_rank_that_waits_for_a_cpu_has_no_larger_domain() -> None:
     assert needs["uneven domains"].ranks == (3,)
 
 
+@pytest.mark.parametrize(("middle", "uneven"), [(100, False), (200, True)])
+def test_the_middle_of_a_pipeline_has_no_larger_domain(middle: int, uneven: bool) -> None:
+    """It exchanges with two neighbours, the ends with one: calls are compared by neighbour."""
+    sent = {(0, 1): 100, (1, 0): middle, (1, 2): middle, (2, 1): 100, (2, 3): 100, (3, 2): 100}
+    peers = np.repeat(np.array(list(sent)), list(sent.values()), axis=0)
+    run = job(*of_memory(1.0, 1.0, 1.0, 1.0), framework="mpi")
+    calls = table("collectives", rank=peers[:, 0], peer=peers[:, 1], bytes=8)
+    found = advised(replace(run, collectives=calls), works(50.0, 90.0, 50.0, 50.0))
+    assert ("uneven domains" in found) == uneven
+
+
 @pytest.mark.parametrize(("each", "pace"), [(999.4e6, "999 MB/s"), (1e9, "1 GB/s"), (12.3e9, "12.3 GB/s")])
 def test_bandwidth_is_written_in_a_unit_of_its_size(each: float, pace: str) -> None:
     """Without an exponent."""

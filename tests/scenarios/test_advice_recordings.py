@@ -73,7 +73,9 @@ def test_an_uneven_domain_comes_before_the_threads_that_spin_meanwhile(name: str
     found, sections = judged(name)
     rows = sections["advice"]["settings"]
     assert [row["name"] for row in rows] == UNEVEN[name]
-    assert "1.4 times the memory of the others and 1.5 times the bytes sent of the others" in rows[0]["found"]
+    assert (
+        "1.4 times the memory of the others and 1.5 times the bytes sent and received of the others" in rows[0]["found"]
+    )
     assert found.verdicts[0].ranks == (3,)
     (first, second) = added(found.to_dict(), sections)["verdicts"][0]["advice"]
     assert first.startswith("divide the domain by work")

@@ -194,6 +194,16 @@ def job_ranks(run: Run, comm: Array, peer: Array) -> Ints:
     return found
 
 
+def neighbours(run: Run, row: Ints) -> Ints:
+    """[R] with how many peers each rank exchanges messages, at least 1; ``row`` [N] is the rank of each call."""
+    table, count = run.collectives, int(row.max(initial=-1)) + 1
+    named = table["peer"] >= 0
+    peer = job_ranks(run, table["comm"][named], table["peer"][named])
+    size = int(peer.max(initial=0)) + 1
+    pairs = np.unique((row[named] * size + peer)[peer >= 0])
+    return np.maximum(np.bincount(pairs // size, minlength=count), 1)
+
+
 def _of_columns(grid: Grid, starts: Ints, overlapping: Array) -> Table:
     row, column = np.nonzero(~np.isnan(grid.start))
     comm_class = grid.comm_class[column]
