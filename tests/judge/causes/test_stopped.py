@@ -140,6 +140,16 @@ def test_short_stops_that_one_sample_each_shows_are_stalls() -> None:
     assert shown["what"] == "for 5.0 s in 2 stalls, then went on: rank 1 was stopped by a signal or a debugger"
 
 
+def test_of_a_first_rank_samples_show_that_it_did_not_save() -> None:
+    """A few long stalls of rank 0 may be what it does for all: they name it where it was stopped in them."""
+    faults = [{"rank": 0, "blocked": 160.0, "from": at, "until": at + 1} for at in (20, 61, 133)]
+    run = make(Load(ranks=8, steps=150, faults=faults))
+    ends = run.collectives["start_ns"][run.collectives["self_ns"] > 150e6]
+    middles = ((ends - 80e6) / SECOND).tolist()
+    for halts, named in (({0: middles}, (0,)), ({}, ())):
+        assert judge(sampled(run, halts, middles)).verdicts[0].ranks == named
+
+
 @pytest.mark.parametrize(("stopped", "notes"), [(12, 1), (1, 0)])
 def test_a_stop_that_no_verdict_names_is_a_note(stopped: int, notes: int) -> None:
     """As of a job too short to tell a hang from a long step: that a rank was stopped is a fact still."""
