@@ -54,6 +54,8 @@ def of(run: Run, last_step: int | None = None) -> tuple[str | None, str | None]:
         said.insert(0, f"interrupted by {signalled}")
     elif first and how.startswith(f" ({ASKED})"):
         said.append(f"{_who(run, first)} ended it by MPI_Abort{_after(run, first, last_step)}")
+    elif len(first) > 1 and how.startswith(" ("):
+        said.append(f"{_who(run, first)} ended alike{_after(run, first, last_step)}{how}")
     elif first:
         said.append(f"{_who(run, first)} died first{_after(run, first, last_step)}{how}{_message(run, first)}")
     elif len(gone):
@@ -164,7 +166,7 @@ def _gone(run: Run) -> list[int]:
 
 
 def first_to_die(run: Run) -> tuple[list[int], str]:
-    """The ranks that died before the rest, and what shows it; none where nothing does.
+    """The ranks that died before the rest, or all where they ended alike, and what shows it; none where nothing does.
 
     The kernel tells agents of each end at once, and a rank's own last words come before its end.
     """
@@ -173,10 +175,21 @@ def first_to_die(run: Run) -> tuple[list[int], str]:
     if not found or not (found[0].words or found[0].status not in _BY_LAUNCHERS):
         return _not_ended_by_launcher(run) or _missed_first(run)
     first, *rest = found
+    if rest and _alike(found):
+        apart = _apart(rest[0].time_ns - first.time_ns)
+        before = f", rank {first.rank} {apart} before {names([one.rank for one in rest])}" if apart != _MOMENT else ""
+        return sorted(one.rank for one in found), f" ({_status(first.status)}){before}"
     words = first.words.partition(": ")[0] or _status(first.status)
     others = [one.rank for one in rest]
     after = f", {_apart(rest[0].time_ns - first.time_ns)} before {names(others)}" if rest else ""
     return [first.rank], (f" ({words})" if words else "") + after
+
+
+def _alike(ends: Sequence[_End]) -> bool:
+    """Whether all ranks ended by one exit code of their own before a launcher would have ended the others."""
+    exited = all(not one.words and one.status is not None and os.WIFEXITED(one.status) for one in ends)
+    times = [one.time_ns for one in ends]
+    return exited and len({one.status for one in ends}) == 1 and max(times) - min(times) < LOOK_NS
 
 
 def _was_killed_first(one: _End, ends: list[_End]) -> bool:
@@ -223,6 +236,8 @@ def _missed_first(run: Run) -> tuple[list[int], str]:
     return list(stop.ranks), f": {names(stop.victims)} waited for {whom} in {where}"
 
 
+#: What is shorter than can be said.
+_MOMENT = "a moment"
 #: Signals by which launchers and people end a process: which of several got one first says nothing.
 _BY_LAUNCHERS = (None, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 #: Last words that a probe writes as it is left: what is recorded as an interval of no length.
@@ -297,7 +312,7 @@ def _status(status: int | None) -> str:
 
 
 def _apart(ns: int) -> str:
-    return f"{ns / 1e9:.1f} s" if ns >= 1e8 else f"{ns / 1e6:.1f} ms" if ns >= 1e5 else "a moment"
+    return f"{ns / 1e9:.1f} s" if ns >= 1e8 else f"{ns / 1e6:.1f} ms" if ns >= 1e5 else _MOMENT
 
 
 def _who(run: Run, ranks: Sequence[int]) -> str:

@@ -173,6 +173,17 @@ def told_by_the_kernel(
             "rank 1 on node0 died first (SIGSEGV), a moment before ranks 0 and 2",
             LAST.format(1),
         ),
+        (
+            [(0, 768), (0.01, 768)],
+            "ranks 0 and 1 on node0 ended alike (exit code 3)",
+            "read the last output of ranks 0 and 1",
+        ),
+        (
+            [(3, 768), (0, 768), (4, 768)],
+            "ranks 0 to 2 on node0 ended alike (exit code 3), rank 1 3.0 ms before ranks 0 and 2",
+            "read the last output of ranks 0 to 2",
+        ),
+        ([(2000, 768), (0, 768)], "rank 1 on node0 died first (exit code 3), 2.0 s before rank 0", LAST.format(1)),
         ([(0, 15), (1, 15), (2, 9)], "ranks 0 to 2 on node0 were killed or crashed, order unknown", None),
     ],
 )
