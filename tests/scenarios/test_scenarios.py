@@ -11,6 +11,7 @@ A scenario is a title line ``# …`` and lines of words:
     hang missing=N[,N] [op=NAME] [other=NAME] [waited=SECONDS]
     expect KIND [ranks=N[,N]] [cause=NAME] [since=STEP~TOLERANCE] [until=STEP~TOLERANCE] [cost=MS~TOLERANCE]
                                   until=-1: it held to the end
+    [sure=SHARE~TOLERANCE]        is its confidence
     [says=WORDS]                  is in its evidence; _ is a space
     [given=N[,N]]                 ranks fixed before: the cost is what is saved then; empty: none
     [saves=FAULT~SHARE]           in its steps it costs what is saved without this fault (1, 2 …), or without ``all``
@@ -46,7 +47,10 @@ def assert_matches(verdict: Verdict, line: str) -> None:
     if "cause" in named:
         assert verdict.cause == named["cause"], verdict
     until = -1 if verdict.until_step is None else verdict.until_step
-    for name, actual in (("since", verdict.since_step), ("until", until), ("cost", verdict.cost_ms_per_step)):
+    for name, actual in (
+        *(("since", verdict.since_step), ("until", until)),
+        *(("cost", verdict.cost_ms_per_step), ("sure", verdict.confidence)),
+    ):
         if name in named:
             expected, _, tolerance = named[name].partition("~")
             assert actual == pytest.approx(float(expected), abs=float(tolerance or 0)), verdict

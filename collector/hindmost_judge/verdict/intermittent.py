@@ -199,7 +199,7 @@ def _verdict(
         cause=cause.cause,
         shown_ms=float(seen[span].mean()) / 1e6,
         given=tuple(one for one in conditional_on if one not in ranks),
-        confidence=float(np.clip(max(one.share, one.explained_share), 0.5, 0.99)),
+        confidence=float(np.clip(one.explained_share or one.share, 0.5, 0.99)),
         explained=cause.explained,
         partial=cause.partial,
         evidence=(

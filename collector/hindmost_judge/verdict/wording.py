@@ -445,11 +445,9 @@ def stalls(blocks: Blocks, found: Stalls, cause: Cause, cost: float, first: int)
         often += f"{pace}. Each such step takes {ms(each)} longer"
     has = "has" if len(found.rows) == 1 else "have"
     whose = f"{who} {has} {percent(found.share)} of all stalls in the job" if found.share < _ALL else ""
-    whose = whose or "no other rank stalls"
-    if count < _FEWEST:
-        which = " and ".join(map(str, blocks.steps[found.stalled].tolist()))
-        whose += f"; so few, in steps {which}, do not show whether it stalls again"
-    return [often, *shares(found.delay, cause, per="in such a step"), whose]
+    which = ", ".join(map(str, blocks.steps[found.stalled].tolist()))
+    events = [f"{count} stalls (steps {which}) do not show a persistent fault"] if count < _FEWEST else []
+    return [often, *shares(found.delay, cause, per="in such a step"), whose or "no other rank stalls", *events]
 
 
 #: Fewer stalls are events: they do not show that a rank stalls persistently.
