@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from hindmost.errors import one_line
 from hindmost_judge.verdict.schema import STOPS
-from hindmost_judge.verdict.wording import STALL, START_UP
+from hindmost_judge.verdict.wording import ALONE, STALL, START_UP
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.table import Table
@@ -169,13 +169,16 @@ def _lines(request: _Request) -> Iterator[RenderableType]:
 
 
 def _verdicts(request: _Request) -> Iterator[RenderableType]:
-    """Those that say nothing of a job that ended or failed are a note."""
+    """Those that say nothing of a job that ended or failed are a note. So is one on a lone rank that something limits."""
     job = request.report["job"]
     failed = job.get("ended") and not job.get("interrupted_by")
     for one in request.verdicts:
         if not request.explain and {"OK": job.get("ended"), "UNSURE": failed}.get(one.head):
             why = () if one.head == "OK" and job.get("to_do") else decisive(one)
             yield labelled("NOTE", "; ".join((one.what, *why) if one.head == "OK" else why), "dim")
+        elif request.limit_first and ALONE in one.what and not request.explain:
+            yield labelled("NOTE", one.what, "dim")
+            yield from (labelled("DO", line) for line in one.do)
         else:
             yield _verdict(one, request.width, request.explain)
 

@@ -18,7 +18,7 @@ from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_judge.judge import judge
 from hindmost_judge.model import PHASES
 from hindmost_judge.timeline.phases import unnamed
-from hindmost_judge.verdict.wording import OTHERS_USE, STOP_OTHERS
+from hindmost_judge.verdict.wording import ALONE, OTHERS_USE, STOP_OTHERS
 
 from tests.pages import inside
 from tests.recordings import OURS
@@ -200,10 +200,12 @@ def test_what_takes_most_of_the_step_stands_first(share: float, used: str, first
 @pytest.mark.parametrize(("ranks", "by", "kind"), [(1, "compute", "insufficient_data"), (2, "cpu", "balanced")])
 def test_what_limits_a_job_is_first_where_no_rank_is_compared_or_slow(ranks: int, by: str, kind: str) -> None:
     """One rank has no other to compare it with; of ranks that share too few CPUs that none is slow is no news."""
-    found = report() | {"verdicts": [{"kind": kind, "ranks": [], "evidence": ["a"], "confidence": 0.9}]}
+    found = report() | {"verdicts": [{"kind": kind, "ranks": [], "evidence": [ALONE], "confidence": 0.9}]}
     found["ranks"] = found["ranks"][:ranks]
     found["job"]["bound"] = {"by": by, "evidence": "so it is"}
-    assert text.render(found).splitlines()[1].startswith("LIMITED BY")
+    lines = text.render(found).splitlines()
+    assert lines[1].startswith("LIMITED BY")
+    assert not any(line.startswith("UNSURE") for line in lines)
 
 
 def test_how_long_ranks_wait_for_a_cpu_stands_in_the_table() -> None:
