@@ -370,7 +370,7 @@ def _of_ras(run: Run) -> tuple[str, str] | None:
 #: What makes a process a rank.
 _LOOKED_FOR = (
     "Looked for: steps of PyTorch, Keras, Lightning or `hindmost.step()`;"
-    " calls of MPI, NCCL, torch.distributed or Horovod"
+    " calls of NCCL, torch.distributed or Horovod; calls of MPI under mpirun or srun"
 )
 #: What to look at where ``hindmost run`` saw no rank, and nothing says why.
 _INHERIT = (
@@ -381,6 +381,7 @@ _INHERIT = (
 #: The same where the probe was in a process all the same.
 _UNTRAINED = (
     "`import hindmost`, and write `with hindmost.step():` around each iteration."
+    " Start a lone MPI process with `mpirun -np 1`."
     " If another process trains, it needs this command's environment: sudo, ssh and containers drop it"
 )
 
@@ -397,7 +398,7 @@ def _none_seen(job: Job) -> tuple[str, str]:
     if job.exit_code:
         return f"no rank was seen before the job {_end(job)}", _after_end(job)
     if job.entered:
-        seen = f"a Python process loaded the probe, but ran no known step or collective. {_LOOKED_FOR}"
+        seen = f"a Python process loaded the probe, but ran no known step, nor a collective as a rank. {_LOOKED_FOR}"
         return f"no rank was seen: {seen}", _UNTRAINED
     isolated = job_command.isolating_option(split(job.command))
     if isolated:

@@ -80,6 +80,7 @@ def test_ranks_whose_files_are_missing_are_named_as_long_as_they_can_be_read(cou
         (Job("j", command="python -I loop.py"), "no rank was seen", "ignores PYTHONPATH"),
         (Job("j", command="python -S loop.py"), "no rank was seen", "drop -S"),
         (Job("j", command="python -I loop.py", entered=True), "ran no known step", "hindmost.step()"),
+        (Job("j", command="python a.py", entered=True), "MPI under mpirun or srun", "`mpirun -np 1`"),
         (Job("j", command="python -c pass", entered=True), "ran no known step", "this command's environment"),
         (Job("j", command="sh -c 'exit 3'", exit_code=3), "before the job failed", "read the job's own output"),
         (Job("j", command="python no.py", exit_code=2, entered=True), "before the job failed", "job's own output"),
