@@ -169,7 +169,7 @@ def _lines(request: _Request) -> Iterator[RenderableType]:
 
 
 def _verdicts(request: _Request) -> Iterator[RenderableType]:
-    """Those that say nothing of a job that ended or failed are a note. So are those on a lone rank with a known limit."""
+    """Those that say nothing of a job that ended or failed are a note. So are those on a lone rank of known limit."""
     job = request.report["job"]
     failed = job.get("ended") and not job.get("interrupted_by")
     for one in request.verdicts:
