@@ -184,7 +184,7 @@ def _straggler(
     conditional_on = before if before and replay.saves(slowdowns, []) < BY_ITSELF * saved else []
     cost, on_cost, cost_is = (saved, [], None) if conditional_on else _cost(group, replay, before, blocks)
     in_all = replay.saves(slowdowns, replay.others(slowdowns))
-    worth = in_all if in_all > saved else cost  # of two equally late neither fix alone saves anything
+    worth = in_all if in_all > saved and cost > 0 else cost  # of two equally late neither fix alone saves anything
     if worth < settings.min_cost * blocks.step_ns:
         return None
     shown = max(worth, _Replay(same_work).saves(slowdowns, []))
