@@ -177,6 +177,8 @@ def _verdict(report: Mapping[str, Any], one: Mapping[str, Any]) -> RenderedVerdi
         why = why[1:]
     if why and one["kind"] in _OF_SOME and one["ranks"] and (when := _when(one)):
         why = (f"{when}, {why[0]}", *why[1:])
+    if do and one["ranks"] and _over(report):
+        do = ("this is over. If it comes back:", *do)
     return RenderedVerdict(kind, head, what, sure, cost, why, columns.place(report, one), do, short_cost=short)
 
 

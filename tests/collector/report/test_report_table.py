@@ -181,6 +181,16 @@ def test_advice_is_given_once() -> None:
 
 
 @pytest.mark.parametrize(
+    ("until", "do"), [(40, ("this is over. If it comes back:", "look at rank 1")), (None, ("look at rank 1",))]
+)
+def test_advice_on_what_is_over_says_so(until: int | None, do: tuple[str, ...]) -> None:
+    """A rank that is well again needs nothing done now."""
+    slow = {"kind": "straggler", "cause": "compute", "ranks": [1], "advice": ["look at rank 1"], "until_step": until}
+    (found,) = verdict_lines.rendered(report() | {"verdicts": [slow | {"since_step": 3}]})
+    assert found.do == do
+
+
+@pytest.mark.parametrize(
     ("share", "used", "first"),
     [(0.03, "Ranks use", "LIMITED BY"), (0.4, "Ranks use", "SLOW"), (0.03, OTHERS_USE, "SLOW")],
 )
