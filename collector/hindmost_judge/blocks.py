@@ -44,9 +44,9 @@ class Blocks:
     steps. ``apart``: two of three ranks are set against the third, which alone shows what is usual.
     ``neighbours`` [2, E] are rows, in order, and a row of which each receives messages in its steps, or its own, where
     ranks meet in no collective in them. ``alone`` [R]: no other rank does the same work, so that a delay is against the
-    rank's own usual work. ``travel`` [E, S]: for how long it waited on after each neighbour had sent, ns of
-    the job clock. ``entered_ns``: when the last rank first met the others in a step, those of
-    warm-up too, on the hosts' clock; before all, where that is unknown.
+    rank's own usual work. Ranks of one ``kind`` [R] make the same calls. ``travel`` [E, S]: for how long it waited on
+    after each neighbour had sent, ns of the job clock. ``entered_ns``: when the last rank first met the others in a
+    step, those of warm-up too, on the hosts' clock; before all, where that is unknown.
     """
 
     ranks: Ints
@@ -86,6 +86,7 @@ class Blocks:
     apart: bool = False
     neighbours: Ints | None = None
     alone: Array | None = None
+    kind: Ints | None = None
     travel: Floats | None = None
     entered_ns: float = float("-inf")
 

@@ -132,6 +132,7 @@ def of_exchanges(found: Blocks, kind: Ints, cohort: Ints, settings: Settings) ->
         interval_step=np.arange(len(found.steps)),
         cohort=cohort,
         alone=alone,
+        kind=kind,
     )
 
 

@@ -589,14 +589,14 @@ def balanced(
     pace = "ranks keep pace: " if share < _NOTHING and not unequal else ""
     found = [f"{pace}{last}: {judged}" if last else "no rank typically comes last"]
     latest = waited_for_most(blocks) if needs is None and blocks.pipeline is None and sure else None
+    latest = None if blocks.alone is not None and latest is not None and blocks.alone[latest] else latest
     often, caused = (0.0 if latest is None else average(block[latest]) for block in (blocks.last, blocks.caused))
     if latest is not None and often > _MOSTLY and caused >= max(_MUCH, least) * blocks.step_ns:
         who = f"rank {int(blocks.ranks[latest])}"
-        if blocks.alone is not None and blocks.alone[latest]:
-            found = [f"{who} sets the pace by work that is its own in this program; it takes no longer than it did"]
-        else:
-            who += f" is suspected: it is last in {percent(often)} of collectives"
-            found, sure = [f"{who}; others wait {ms(caused)} per step for it, typically less"], False
+        who += f" is suspected: it is last in {percent(often)} of collectives"
+        found, sure = [f"{who}; others wait {ms(caused)} per step for it, typically less"], False
+    if blocks.alone is not None and blocks.alone.any():
+        found, sure = _among_alone(blocks, blocks.alone, max(_MUCH, least) * blocks.step_ns) or found, False
     if needs is not None:
         row, most = _most(needs)
         usual = float(median(needs.self_time))
@@ -618,6 +618,19 @@ def balanced(
     if unequal:
         found.insert(1, f"{RANKS_WAIT} {ms(wasted)} per step for the last to arrive, {last_in_turn(blocks)}")
     return found, sure
+
+
+def _among_alone(blocks: Blocks, alone: Array, least: float) -> list[str]:
+    """Which of the ranks that alone do their work takes longest beyond one that makes the same calls, by ``least``."""
+    assert blocks.kind is not None  # noqa: S101 - comes with alone
+    own, kind = or_zero(median(blocks.self_time, axis=1)), blocks.kind
+    fastest = np.array([np.flatnonzero(kind == one)[np.argmin(own[kind == one])] for one in kind])
+    row = int(np.argmax(np.where(alone, own - own[fastest], 0.0)))
+    if own[row] - own[fastest[row]] < least:
+        return []
+    slow, fast = (f"{ms(float(own[one]))}" for one in (row, fastest[row]))
+    who, other = int(blocks.ranks[row]), int(blocks.ranks[fastest[row]])
+    return [f"rank {who} is suspected: it works {slow} per step, rank {other} with the same calls {fast}"]
 
 
 #: How a sentence begins that says that the job's CPUs are mostly used by others.
