@@ -168,6 +168,12 @@ def test_a_rank_that_ended_with_its_job_was_not_gone_before() -> None:
     assert not any("gone" in one for one in verdict.evidence)
 
 
+def test_a_rank_that_needs_more_cpu_time_before_a_stop_is_reported_with_it() -> None:
+    """Four ranks poll on two CPUs: of what rank 1 computes longer there is no delay to take apart."""
+    first, *_ = judged(OURS / "mpi-observed-parted-on-full-cores-rank1.tar.xz").verdicts
+    assert (first.kind, first.ranks) == ("desync", (1,))
+
+
 def test_a_rank_that_was_killed_is_reported_before_the_one_that_lost_its_peer() -> None:
     """That one raised 15 ms before the agent saw the process gone, and left 0.3 s later."""
     ended = judged(OURS / "gloo-observed-killed-rank1.tar.xz").to_dict()["job"]["ended"]

@@ -164,7 +164,7 @@ def why(blocks: Blocks, slowdowns: list[Slowdown], cause: Cause) -> list[str]:
     needs = blocks.evidence == NEEDS and cause.cause == "compute"  # all it needs is CPU time: no delay to take apart
     what = "more than its peers" if blocks.evidence == NEEDS else "delay"
     accounts = [] if needs else [whose + line for line in shares(slowdowns[0].delay, cause, what=what)]
-    if not shown and cause.cause != "unknown" and cause.cause in dict(cause.shares_ns):  # what decided comes first
+    if accounts and not shown and cause.cause != "unknown" and cause.cause in dict(cause.shares_ns):  # what decided
         found.insert(0, accounts[0])
     if not found:
         if cause.cause != "unknown":  # what it accounts for decides more than how late the rank is
