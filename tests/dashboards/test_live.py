@@ -31,6 +31,7 @@ BETWEEN_S = 2.0
 KNOWN = (
     "hindmost_rank_steps_total",
     "hindmost_process_voluntary_switches_total",
+    "hindmost_process_read_bytes_total",
     "hindmost_agent_sampler_duration_seconds",
 )
 #: Ranks that mostly sleep, so that this test takes no core from others; the last one is slow.
