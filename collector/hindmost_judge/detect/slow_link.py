@@ -26,8 +26,7 @@ from hindmost_judge.timeline.messages import job_ranks
 from hindmost_judge.types import Floats, Ints
 from hindmost_judge.verdict import wording
 from hindmost_judge.verdict.schema import Verdict
-from hindmost_judge.verdict.slow_ranks import of_links
-from hindmost_judge.verdict.whole_job import costing
+from hindmost_judge.verdict.slow_ranks import of_link, of_links
 from hindmost_judge.whatif import pipeline_replay
 from hindmost_judge.whatif.savings import cost_of_link, others_grew
 
@@ -231,8 +230,7 @@ def of_pair(case: Case) -> list[Verdict]:
         return []
     both = tuple(ranks[pair].tolist())
     lines = wording.pair(both, float(waits[pair].min()), float(median(np.delete(waits, pair))), cost)
-    found = costing(blocks, begin, end, cost, kind="slow_link", cause="network", ranks=both)
-    return [replace(found, confidence=0.9, explained=1.0, evidence=lines, shown_ms=0.0)]
+    return [of_link(blocks, (begin, end), cost, both, lines)]
 
 
 #: Clocks are apart by as much as messages seem to arrive before they are sent, in this percentage of the steps. A delay
@@ -282,9 +280,7 @@ def of_neighbours(case: Case) -> list[Verdict]:
     cost = cost_of_link(blocks, ways[at], longer)
     if cost < settings.min_cost * blocks.step_ns:
         return []
-    lines = wording.neighbours(pair, travel, float(median(others)), cost)
-    found = costing(blocks, first, stop, cost, kind="slow_link", cause="network", ranks=pair)
-    return [replace(found, confidence=0.9, explained=1.0, evidence=lines, shown_ms=0.0)]
+    return [of_link(blocks, (first, stop), cost, pair, wording.neighbours(pair, travel, float(median(others)), cost))]
 
 
 #: So many ranks besides the two at least show how long messages usually travel.

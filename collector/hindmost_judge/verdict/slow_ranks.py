@@ -321,9 +321,15 @@ def of_links(link: SlowLink | None, blocks: Blocks, settings: Settings) -> list[
     if link is None or link.shown < settings.min_cost * blocks.step_ns:
         return []
     ranks = tuple(int(blocks.ranks[row]) for row in link.rows)
-    found = costing(blocks, link.first, link.stop, link.shown, kind="slow_link", cause="network", ranks=ranks)
-    lines = tuple(wording.link(ranks, link))
-    return [replace(found, confidence=0.9, explained=1.0, evidence=lines, shown_ms=0.0)]
+    return [of_link(blocks, (link.first, link.stop), link.shown, ranks, wording.link(ranks, link))]
+
+
+def of_link(
+    blocks: Blocks, span: tuple[int, int], cost: float, ranks: tuple[int, ...], lines: Sequence[str]
+) -> Verdict:
+    """The verdict on what is slow between these ranks, in steps [first, stop) by index, at this cost (ns a step)."""
+    found = costing(blocks, *span, cost, kind="slow_link", cause="network", ranks=ranks)
+    return replace(found, confidence=0.9, explained=1.0, evidence=tuple(lines), shown_ms=0.0)
 
 
 def of_network(found: SlowNetwork, blocks: Blocks, others: Sequence[Verdict]) -> list[Verdict]:
