@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
 from hindmost_judge.causes.telemetry import Samples
 from hindmost_judge.model import Past
-from hindmost_judge.stats.robust import median
+from hindmost_judge.stats.robust import median, or_zero
 from hindmost_judge.timeline.matching import Grid
 from hindmost_judge.types import Array, Floats, Ints, Lanes
 from hindmost_judge.whatif.pipeline_replay import PipelineGraph
@@ -99,6 +100,16 @@ class Blocks:
     def same_work(self) -> Floats:
         """[R, K] the segments with work of one size; as measured, where that size is unknown."""
         return self.intervals if self.equalised is None else self.equalised
+
+    def by_delay(self, delay: Floats, **changes: Any) -> Blocks:
+        """The blocks with this delay [R, S], which is known of whole steps, and with other ``changes``."""
+        steps = np.arange(len(self.steps))
+        classes = np.zeros_like(steps)
+        return replace(self, delay=delay, intervals=or_zero(delay), interval_step=steps, comm_class=classes, **changes)
+
+    def works_alone(self, rows: list[int]) -> bool:
+        """Whether no other rank does the same work as any of these."""
+        return self.alone is not None and bool(self.alone[rows].all())
 
     def gauges(self, columns: Array | None = None) -> dict[str, Floats]:
         """Quantity to [R] in these steps (indices), or all: :class:`hindmost_judge.causes.telemetry.Samples`."""

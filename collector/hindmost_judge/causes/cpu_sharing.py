@@ -210,14 +210,10 @@ def _judged_by(needed: Floats, blocks: Blocks) -> Blocks | None:
     if float(np.mean(~np.isnan(needed).any(axis=0))) < _MEASURED:
         return None
     delay = needed - peers_median(needed)
-    return replace(
-        blocks,
+    return blocks.by_delay(
+        delay,
         self_time=needed,
-        delay=delay,
-        intervals=or_zero(delay),
-        interval_step=np.arange(len(blocks.steps)),
         group=np.zeros((len(blocks.ranks), 1), np.int64),
-        comm_class=np.zeros(len(blocks.steps), np.int64),
         overlapping=np.zeros(len(blocks.steps), bool),
         parts={name: block for name, block in blocks.parts.items() if name not in _WAITING},
         evidence=NEEDS,

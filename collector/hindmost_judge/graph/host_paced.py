@@ -48,17 +48,12 @@ def by_work(blocks: Blocks) -> Blocks:
     built = with_unmarked_work(timeline, built)
     own = built.host.sum(axis=0)
     delay = own - built.peer_pace
-    steps = len(blocks.steps)
     parts = {name: block for name, block in blocks.parts.items() if not name.startswith("gpu_") and name != "h2d"}
     parts |= {name: built.host[at] for at, name in enumerate(built.phases) if name != BETWEEN}
-    return replace(
-        blocks,
+    return blocks.by_delay(
+        delay,
         self_time=own,
         took=own - built.host[-1],
-        delay=delay,
-        intervals=delay,
-        interval_step=np.arange(steps),
-        comm_class=np.zeros(steps, np.int64),
         overlapped=False,
         parts=parts,
         caused=_caused(blocks, built, delay),
@@ -234,15 +229,11 @@ def by_turn(blocks: Blocks, run: Run) -> Blocks:
     lasted = np.where(np.isnan(lasted), usual, lasted)
     waited = or_zero(mean_of_turn(fetched, turn))
     delay = waited - peers_median(waited) if alone is not None else np.minimum(lasted - peers_median(lasted), waited)
-    return replace(
-        blocks,
+    return blocks.by_delay(
+        delay,
         turn=turn,
         period=mean_of_turn(blocks.period[None], turn)[0],
         self_time=mean_of_turn(blocks.self_time, turn),
-        delay=delay,
-        intervals=delay,
-        interval_step=np.arange(len(blocks.steps)),
-        comm_class=np.zeros(len(blocks.steps), np.int64),
         overlapped=False,
         wait=mean_of_turn(blocks.wait, turn),
         caused=np.minimum(or_zero(mean_of_turn(blocks.caused, turn)), np.maximum(delay, 0.0)),

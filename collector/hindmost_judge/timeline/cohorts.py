@@ -10,7 +10,6 @@ that median is late itself, ranks on time seem ahead, and late ones on time: the
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -18,7 +17,7 @@ import numpy as np
 from hindmost_judge.blocks import Blocks
 from hindmost_judge.detect.nested_segments import segment_edges
 from hindmost_judge.settings import Settings
-from hindmost_judge.stats.robust import FEW_RANKS, median, of_cohorts, or_zero, peers_median, sums_by_step
+from hindmost_judge.stats.robust import FEW_RANKS, median, of_cohorts, peers_median, sums_by_step
 from hindmost_judge.timeline.matching import QUEUED_NS, Grid
 from hindmost_judge.types import Floats, Ints
 
@@ -124,16 +123,7 @@ def of_exchanges(found: Blocks, kind: Ints, cohort: Ints, settings: Settings) ->
     delay = np.where(alone[:, None], found.self_time - expected, beyond_peers(found.self_time, which))
     period = _of_last(found) if alone.any() else found.period
     cohort = np.where(alone, len(count), which)
-    return replace(
-        found,
-        period=period,
-        delay=delay,
-        intervals=or_zero(delay),
-        interval_step=np.arange(len(found.steps)),
-        cohort=cohort,
-        alone=alone,
-        kind=kind,
-    )
+    return found.by_delay(delay, period=period, cohort=cohort, alone=alone, kind=kind)
 
 
 def _of_last(found: Blocks) -> Floats:

@@ -246,7 +246,7 @@ def _cost(
     held_up = cpu_wait.held_up_transfers(blocks, rows, columns, saved) if queues else 0.0
     cost = saved + held_up
     others = [_span([slowdown]) for slowdown in replay.others(slowdowns)]
-    alone = blocks.alone is not None and bool(blocks.alone[rows].all())
+    alone = blocks.works_alone(rows)
     if blocks.exchanges and not alone:  # far ranks show it many steps later, and the typical one less of it
         return cost, wording.held_up(held_up), None
     change = savings.observed_change(blocks, span, others)  # with other slowdowns in it

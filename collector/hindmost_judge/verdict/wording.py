@@ -152,7 +152,7 @@ def why(blocks: Blocks, slowdowns: list[Slowdown], cause: Cause) -> list[str]:
         what = {NEEDS: "CPU and file I/O time", OFF: "off CPU"}.get(blocks.evidence, "self time")
         what = HOST_WORK if blocks.lanes is not None else what
         repeated = any((ms(part), ms(other)) == (ms(mine), ms(theirs)) for _, part, other, _ in parts)
-        alone = blocks.alone is not None and blocks.alone[rows].all()  # others do other work
+        alone = blocks.works_alone(rows)
         if alone or (mine > theirs and not repeated):
             found.append(
                 f"{what}{between}: {who} {ms(mine)}, usually {ms(mine - delay)}"
@@ -164,7 +164,8 @@ def why(blocks: Blocks, slowdowns: list[Slowdown], cause: Cause) -> list[str]:
     needs = blocks.evidence == NEEDS and cause.cause == "compute"  # all it needs is CPU time: no delay to take apart
     what = "more than its peers" if blocks.evidence == NEEDS else "delay"
     accounts = [] if needs else [whose + line for line in shares(slowdowns[0].delay, cause, what=what)]
-    if accounts and not shown and cause.cause != "unknown" and cause.cause in dict(cause.shares_ns):  # what decided
+    # What decided comes first.
+    if accounts and not shown and cause.cause != "unknown" and cause.cause in dict(cause.shares_ns):
         found.insert(0, accounts[0])
     if not found:
         if cause.cause != "unknown":  # what it accounts for decides more than how late the rank is
@@ -589,11 +590,10 @@ def balanced(
     pace = "ranks keep pace: " if share < _NOTHING and not unequal else ""
     found = [f"{pace}{last}: {judged}" if last else "no rank typically comes last"]
     latest = waited_for_most(blocks) if needs is None and blocks.pipeline is None and sure else None
-    latest = None if blocks.alone is not None and latest is not None and blocks.alone[latest] else latest
+    latest = None if latest is not None and blocks.works_alone([latest]) else latest
     often, caused = (0.0 if latest is None else average(block[latest]) for block in (blocks.last, blocks.caused))
     if latest is not None and often > _MOSTLY and caused >= max(_MUCH, least) * blocks.step_ns:
-        who = f"rank {int(blocks.ranks[latest])}"
-        who += f" is suspected: it is last in {percent(often)} of collectives"
+        who = f"rank {int(blocks.ranks[latest])} is suspected: it is last in {percent(often)} of collectives"
         found, sure = [f"{who}; others wait {ms(caused)} per step for it, typically less"], False
     if blocks.alone is not None and blocks.alone.any():
         found, sure = _among_alone(blocks, blocks.alone, max(_MUCH, least) * blocks.step_ns) or found, False
