@@ -99,7 +99,7 @@ def with_exchanges_joined(run: Run) -> Exchanges | None:
             return None
         found[rank] = one
     made, pairs = [len(one.began) for one in found.values()], _neighbours(found)
-    if min(made) < _TOGETHER * max(made) or not _connected(pairs):
+    if min(made) < _TOGETHER * max(made) or not _all_reached(np.hstack([pairs, pairs[::-1]])):
         return None
     at_once = _at_once(found, pairs)
     each = list(found.values())
@@ -231,17 +231,13 @@ def _of_rank(table: Table, code: Ints, mine: Ints, whom: Ints) -> _Steps | None:
     )
 
 
-def _connected(pairs: Ints, *, both_ways: bool = True) -> bool:
-    """Whether all wait for each other, some through others; with ``both_ways`` off, each through others for all."""
-    sides = (0, 1) if both_ways else (0,), (0, 1) if both_ways else (1,)
-    for side in dict.fromkeys(sides):
-        reached, new = set[int](), {int(pairs[0, 0])}
-        while new:
-            reached |= new
-            new = {int(other) for one in side for other in pairs[1 - one][np.isin(pairs[one], list(new))]} - reached
-        if reached != set(pairs.ravel().tolist()):
-            return False
-    return True
+def _all_reached(pairs: Ints) -> bool:
+    """Whether all ranks are reached from the first one, each from the first of a pair to the second."""
+    reached, new = set[int](), {int(pairs[0, 0])}
+    while new:
+        reached |= new
+        new = set(pairs[1][np.isin(pairs[0], list(new))].tolist()) - reached
+    return reached == set(pairs.ravel().tolist())
 
 
 def _at_once(found: dict[int, _Steps], pairs: Ints) -> bool:
@@ -253,7 +249,7 @@ def _at_once(found: dict[int, _Steps], pairs: Ints) -> bool:
     longest = max(found, key=lambda rank: found[rank].computing)
     near = set(pairs[:, (pairs == longest).any(axis=0)].ravel().tolist()) - {longest}
     least = min((found[peer].computing for peer in near if peer in found), default=0.0)
-    return found[longest].waiting < _AT_ONCE * least and _connected(pairs, both_ways=False)
+    return found[longest].waiting < _AT_ONCE * least and _all_reached(pairs) and _all_reached(pairs[::-1])
 
 
 def _joined(table: Table, found: list[_Steps], *, at_once: bool) -> Table:
