@@ -152,12 +152,12 @@ def on(verdict: Verdict, blocks: Blocks) -> tuple[Verdict, str]:
 
 def uses_storage(verdict: Verdict, blocks: Blocks) -> bool:
     """Whether ranks with late input were seen to read, or to be blocked by storage."""
-    made = of(blocks) if verdict.cause == "input" else None
-    named = np.isin(blocks.ranks, verdict.ranks)
+    if verdict.cause != "input" or "file_read" in blocks.parts:
+        return verdict.cause == "input"
+    made, named = of(blocks), np.isin(blocks.ranks, verdict.ranks)
     if made is None or not named.any():
-        return verdict.cause == "input" and "file_read" in blocks.parts
-    reads = or_zero(made.read)[named].max() >= _FROM_STORAGE or made.shares["io"][named].max() >= _BLOCKED
-    return bool(reads) or "file_read" in blocks.parts
+        return False
+    return bool(or_zero(made.read)[named].max() >= _FROM_STORAGE or made.shares["io"][named].max() >= _BLOCKED)
 
 
 def _unequal_shards(verdict: Verdict, read: Floats, named: Array) -> str:

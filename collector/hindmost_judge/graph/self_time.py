@@ -328,7 +328,8 @@ def _without_wait(timeline: Timeline, spent: Floats, ended: Floats, wait: HostWa
     drained = np.fmin(usual, _after_drained(timeline, spent, ended, wait))
     alone = _while_lead_grows(timeline, spent, wait)
     if float(median(alone - (usual + drained) / 2)) > 0:  # hosts do work before they wait
-        usual = usual + np.where(median(alone - usual) > doubt, median(alone - usual), 0.0)
+        more = float(median(alone - usual))
+        usual = usual + np.where(more > doubt, more, 0.0)
     else:
         usual = drained
     least = spent - waited

@@ -176,8 +176,9 @@ def first_to_die(run: Run) -> tuple[list[int], str]:
         return _not_ended_by_launcher(run) or _missed_first(run)
     first, *rest = found
     if rest and _alike(found):
-        apart = _apart(rest[0].time_ns - first.time_ns)
-        before = f", rank {first.rank} {apart} before {names([one.rank for one in rest])}" if apart != _MOMENT else ""
+        apart = rest[0].time_ns - first.time_ns
+        before = f", rank {first.rank} {_apart(apart)} before {names([one.rank for one in rest])}"
+        before = before if apart >= _MOMENT_NS else ""
         return sorted(one.rank for one in found), f" ({_status(first.status)}){before}"
     words = first.words.partition(": ")[0] or _status(first.status)
     others = [one.rank for one in rest]
@@ -236,8 +237,8 @@ def _missed_first(run: Run) -> tuple[list[int], str]:
     return list(stop.ranks), f": {names(stop.victims)} waited for {whom} in {where}"
 
 
-#: What is shorter than can be said.
-_MOMENT = "a moment"
+#: What is shorter is a moment.
+_MOMENT_NS = 1e5
 #: Signals by which launchers and people end a process: which of several got one first says nothing.
 _BY_LAUNCHERS = (None, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 #: Last words that a probe writes as it is left: what is recorded as an interval of no length.
@@ -312,7 +313,7 @@ def _status(status: int | None) -> str:
 
 
 def _apart(ns: int) -> str:
-    return f"{ns / 1e9:.1f} s" if ns >= 1e8 else f"{ns / 1e6:.1f} ms" if ns >= 1e5 else _MOMENT
+    return f"{ns / 1e9:.1f} s" if ns >= 1e8 else f"{ns / 1e6:.1f} ms" if ns >= _MOMENT_NS else "a moment"
 
 
 def _who(run: Run, ranks: Sequence[int]) -> str:
