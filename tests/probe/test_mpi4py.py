@@ -85,7 +85,7 @@ def test_collectives_of_every_communicator_are_seen(tmp_path: Path) -> None:
     gaps = {rank: next(e for e in seen if e.kind == ring.SELF).duration_ns / 1e6 for rank, seen in events.items()}
     assert gaps[1] >= 50  # what it sleeps; the other may be held up on a busy machine
     waits = {rank: next(e for e in seen if e.name == "all_reduce").duration_ns / 1e6 for rank, seen in events.items()}
-    assert waits[0] > waits[1]
+    assert gaps[0] + waits[0] > waits[1] + 40  # the other comes when it comes, and waits for the rest
     p2p = {rank: [(e.name, e.peer) for e in seen if e.kind == ring.P2P] for rank, seen in events.items()}
     assert p2p == {0: [("send", 1)], 1: [("recv", 0)]}
     (failed,) = [event for event in events[0] if event.flags & ring.ERROR and event.kind == ring.COLLECTIVE]
