@@ -1,19 +1,14 @@
-"""The objects that a collector is made of, each made once, and passed to modules that need several of them.
-
-Among them what its event loop is watched by, and tasks in it that are never cancelled.
-"""
+"""The objects that a collector is made of, each made once, and passed to modules that need several of them."""
 
 from __future__ import annotations
 
-import asyncio
 import os
-import time
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
 from hindmost.daemon_process import FullCores
 from hindmost_judge.settings import DEFAULT
-from prometheus_client import Histogram
 
+from hindmost_collector.event_loop import NEXT_TO_RANKS_S, PERIOD_S, Lag, ShieldedTasks
 from hindmost_collector.ingest.clock import JobClock
 from hindmost_collector.ingest.decode import Decoder, Parking
 from hindmost_collector.ingest.definitions import Definitions
@@ -24,64 +19,17 @@ from hindmost_collector.live.kubernetes import NOTHING, Kubernetes
 from hindmost_collector.live.notification import Destination, Lines, Outlet, destination
 from hindmost_collector.live.window import window_limit
 from hindmost_collector.serve.credentials import Gate
-from hindmost_collector.serve.exposition import Metric
 from hindmost_collector.serve.node_metrics import NodeMetrics
 from hindmost_collector.store.recorder import StoreRecorder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable
 
     from hindmost_judge.settings import Settings
 
     from hindmost_collector.options import Options
     from hindmost_collector.store.recorder import Store
     from hindmost_collector.store.remote_write import RemoteWrite
-
-
-#: Between two measurements; and next to a job's ranks, where each wake-up may take a core from one.
-PERIOD_S, NEXT_TO_RANKS_S = 0.05, 1.0
-BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
-LOOP_LAG = Metric("hindmost_collector_loop_lag_seconds", "histogram", "Delay of the ticks of the event loop.")
-
-
-class Lag:
-    """Wakes each ``period_s`` and notes how late."""
-
-    def __init__(self, period_s: float = PERIOD_S) -> None:
-        self._period_s = period_s
-        self.histogram = Histogram(LOOP_LAG.name, LOOP_LAG.help, buckets=BUCKETS, registry=None)
-
-    async def watch(self) -> None:
-        """Measure until cancelled."""
-        while True:
-            due = time.monotonic() + self._period_s
-            await asyncio.sleep(self._period_s)
-            self.histogram.observe(max(time.monotonic() - due, 0.0))
-
-
-_T = TypeVar("_T")
-
-
-class ShieldedTasks:
-    """What another thread would go on doing unwatched: tasks that are never cancelled."""
-
-    def __init__(self) -> None:
-        self._tasks: set[asyncio.Task[Any]] = set()
-
-    def begin(self, work: Coroutine[Any, Any, _T]) -> asyncio.Task[_T]:
-        """Start it."""
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
-
-    async def whole(self, work: Coroutine[Any, Any, _T]) -> _T:
-        """Start it, and wait for it."""
-        return await asyncio.shield(self.begin(work))
-
-    async def ended(self) -> None:
-        """Wait for all of them; what one raises was for who asked."""
-        await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
 def _never() -> bool:

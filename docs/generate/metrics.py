@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hindmost_agent import samplers
-from hindmost_collector import components
+from hindmost_collector import event_loop
 from hindmost_collector.ingest import connections, relay
 from hindmost_collector.serve import exposition, job_metrics, own_metrics
 from hindmost_collector.serve.exposition import INFO
@@ -68,7 +68,7 @@ OWN = (
     *own_metrics.OF_COLLECTOR,
     connections.REFUSED,
     exposition.OPEN_PORTS,
-    components.LOOP_LAG,
+    event_loop.LOOP_LAG,
     *remote_write.METRICS,
 )
 

@@ -25,7 +25,7 @@ from hindmost_collector.ingest.chunk import Chunk
 from hindmost_collector.ingest.definitions import Definitions
 from hindmost_collector.ingest.row_builder import Words
 from hindmost_collector.ingest.session import AgentSession
-from hindmost_collector.live.evaluation_schedule import Recovery
+from hindmost_collector.live.recovery import Recovery
 from hindmost_collector.live.totals import RankTotals
 from hindmost_collector.live.window import INCREMENTAL_ROWS, Window, reported_by_all
 from hindmost_collector.page.history import StepHistory

@@ -4,7 +4,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hindmost_collector.live.evaluation_schedule import RECHECK_SHARE, Recovery
+from hindmost_collector.live.evaluation_schedule import RECHECK_SHARE
+from hindmost_collector.live.recovery import Recovery
 
 from .pacing import Paced
 
