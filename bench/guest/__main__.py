@@ -147,6 +147,8 @@ class Bench:
         switched: list[float] = []
         used: list[float] = []
         with subprocess.Popen(self.observed, cwd=self.folder, env=self.environ, stderr=subprocess.DEVNULL) as run:
+            while not (self.folder / "steps").exists() and run.poll() is None:  # the first run builds native parts
+                time.sleep(SLICE_S)
             time.sleep(SETTLED_S)
             guests = [pid for pid in children(run.pid) if is_guest(pid)]
             usual = [(time.monotonic(), used_by(guests)), *self._slice(USUAL_S, guests)]
