@@ -1,29 +1,21 @@
-"""bench/equal_reports.py and bench/golden.py: which differences are differences of a report, and of a decision."""
+"""bench/golden.py: which differences are differences of a report, and of a decision."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bench.equal_reports import different, drawn, keep
-from bench.golden import differences
+from bench.golden import differences, different, drawn, judged
 
 
-def test_a_byte_or_a_missing_report_is_a_difference(tmp_path: Path) -> None:
-    """Files of one size and time are read all the same."""
-    here, other = tmp_path / "here", tmp_path / "other"
-    for folder, text in ((here, "rank 1"), (other, "rank 2")):
-        folder.mkdir()
-        (folder / "same.txt").write_text("as it was")
-        (folder / "changed.txt").write_text(text)
-    (other / "added.txt").write_text("")
-    assert different(here, other) == ["added.txt", "changed.txt"]
+def test_a_byte_or_a_missing_report_is_a_difference() -> None:
+    """Of any length."""
+    assert different({"same": "a", "changed": "1"}, {"same": "a", "changed": "2", "added": ""}) == ["added", "changed"]
 
 
-def test_what_a_tree_refuses_is_compared_too(tmp_path: Path) -> None:
-    """An error is a report that says so."""
-    keep(tmp_path, "torn", lambda: {}["no such key"])
-    assert (tmp_path / "torn.json").read_text() == "KeyError: 'no such key'\n"
+def test_what_is_refused_is_compared_too() -> None:
+    """An error is a decision and a report that says so."""
+    (decision,), report = judged(lambda: {}["no such key"])
+    assert (decision["kind"], report) == ("raised KeyError: 'no such key'", "KeyError: 'no such key'")
 
 
 def test_jobs_are_those_of_their_seed() -> None:
