@@ -59,7 +59,7 @@ def of_slowdowns(
         left.remove(group)
         verdict = _straggler(group, before, replay, blocks, same_work, settings)
         if verdict is None:
-            notes.append(f"{wording.slower(blocks, _slowdowns(group))}, too little to act on")
+            notes.append(f"{wording.slower(blocks, _slowdowns(group))}, but a fix saves too little to act on")
             continue
         verdicts.append(replace(verdict, shown_ms=shown.saves(_slowdowns(group), before) / 1e6))
         before += _slowdowns(group)
