@@ -214,8 +214,8 @@ class Collector(Components):
                 return
 
     def _awaited(self) -> bool:
-        """Whether a job waits for its first verdict, or for the end of one."""
-        return any(job.report is None or job.recovery.over for job in self.jobs.values())
+        """Whether a job waits for its first verdict, or for one that its counters let expect."""
+        return any(job.report is None or job.counter_watch.change for job in self.jobs.values())
 
     def _departing(self) -> bool:
         """Whether an agent waits for its last acknowledgement."""

@@ -75,7 +75,7 @@ class Watch:
             self._ask(job.id, job.stall.question(job))
             due = self._judging.due(job.id, job.window.still_ns / 1e9)
             due = due and (not self._components.recorder.writing or self._judging.overdue(job.id))
-            at_once = job.stall.timed_out(job) | self._answered(job) | self._recovered(job)
+            at_once = job.stall.timed_out(job) | self._answered(job) | self._changed(job)
             if due or at_once:
                 await self.turn(job, whole=at_once)
 
@@ -86,10 +86,12 @@ class Watch:
             self._waits_for_stacks.discard(job.id)
         return answered
 
-    def _recovered(self, job: LiveJob) -> bool:
-        """Whether a named rank seems well again, which full cores would show late."""
-        full = self._components.cores_are_full()
-        return full and job.recovery.seems_over(dict(job.counters()), job.verdicts()) and self._judging.recheck(job.id)
+    def _changed(self, job: LiveJob) -> bool:
+        """Whether a rank seems slow or well again by its counters, which full cores would show late."""
+        if not self._components.cores_are_full():
+            return False
+        change = job.counter_watch.sees_a_change(dict(job.counters()), job.verdicts(), job.reported)
+        return change and self._judging.recheck(job.id)
 
     async def turn(self, job: LiveJob, *, whole: bool) -> None:
         """Judge the window of a job, the ``whole`` of it whatever that costs where the job may hang.

@@ -231,7 +231,7 @@ NEWS_SHARE, MOST_HURRIED = 5 * FULL_SHARE, 5
 #: Longest CPU time (s) of a full evaluation while cores are full. It reads at most so many times the rows of the last
 #: one; the first reads as few as an incremental one, 70 to 200 ms.
 FULL_WHOLE_S, FULL_GROWTH = NEWS_SHARE * FULL_MOST_S, 3
-#: While cores are full, a job of which a named rank seems well again is judged at once, if its last evaluation is
+#: While cores are full, a job of which a rank seems slow or well again is judged at once, if its last evaluation is
 #: ``EVERY_S`` ago. These may take so much of a core more, ``WHOLES_AHEAD`` ahead: a rank that flaps soon waits.
 RECHECK_SHARE = FULL_SHARE
 #: So long (s) after its first data a job is judged first, and while cores are full: idle until its ranks have started,
@@ -407,8 +407,8 @@ class Judging:
             turn.whole, turn.soon = min(turn.whole, turn.next), True
 
     def recheck(self, job: str) -> bool:
-        """Whether to judge a job now of which a named rank seems well again, which is charged: where it may wait long
-        otherwise, and as far as that is affordable."""
+        """Whether to judge a job now of which a rank seems changed, which is charged: where it may wait long otherwise,
+        and as far as that is affordable."""
         turn = self._turns.get(job)
         if turn is None or not self._full() or self._clock() - turn.last_whole < EVERY_S:
             return False

@@ -25,7 +25,7 @@ from hindmost_collector.ingest.chunk import Chunk
 from hindmost_collector.ingest.definitions import Definitions
 from hindmost_collector.ingest.row_builder import Words
 from hindmost_collector.ingest.session import AgentSession
-from hindmost_collector.live.recovery import Recovery
+from hindmost_collector.live.counter_watch import CounterWatch
 from hindmost_collector.live.totals import RankTotals
 from hindmost_collector.live.window import INCREMENTAL_ROWS, Window, reported_by_all
 from hindmost_collector.page.history import StepHistory
@@ -46,7 +46,7 @@ class LiveJob:
         self.events: deque[Mapping[str, Any]] = deque(maxlen=_EVENTS)
         self.reported = 0  # how many reports there were
         self.window, self.totals = Window(), RankTotals()
-        self.settings, self.stall, self.recovery = settings, StallWatch(settings), Recovery()
+        self.settings, self.stall, self.counter_watch = settings, StallWatch(settings), CounterWatch()
         self.window.command, self.window.started_ns = command, now_ns
         self.report: Mapping[str, Any] | None = None
         self.judged: Mapping[str, Any] | None = None  # when, up to which step, the report was seen to hold

@@ -43,6 +43,8 @@ QUEUE = 256
 ATTEMPT_S, PAUSE_S, LONGEST_PAUSE_S, GIVE_UP_S = 10.0, 1.0, 60.0, 300.0
 #: Seconds that a receiver has for what still waits when the collector stops.
 FAREWELL_S = 5.0
+#: A stop is notified of after so many seconds, or once it is known where the rank is: mostly both are one notification.
+SETTLES_S = 1.5
 #: Where notifications are printed; not ``sys.stdout``, whose lock a reader that does not read would keep.
 STDOUT = 1
 _BEFORE = {"opened": "", "changed": "changed: ", "closed": "over: "}
@@ -60,6 +62,7 @@ class Notification:
     text: str
     ended: bool = False
     pods: tuple[Pod, ...] = ()
+    opening: str = ""  # the text, if its opening was not sent
 
     @classmethod
     def of(
@@ -71,9 +74,12 @@ class Notification:
         before = "job over: " if ended else _BEFORE[event["event"]]
         if event["event"] == "closed" and not ended and words.kind in STOPS and not _stands_still(report):
             before = "over: the job goes on; it was "
-        text = one_line(f"{before}{words.sentence}{'' if event['event'] == 'closed' else _detail(words, event)}")
+        text, opening = (
+            one_line(f"{prefix}{words.sentence}{'' if event['event'] == 'closed' else _detail(words, opens)}")
+            for prefix, opens in ((before, event["event"] == "opened"), ("", True))
+        )
         named = tuple(pods[rank] for rank in verdict.get("ranks") or () if rank in pods) if pods else ()
-        return cls(job, event["event"], event["id"], event["time_ns"], verdict, text, ended, named)
+        return cls(job, event["event"], event["id"], event["time_ns"], verdict, text, ended, named, opening)
 
     @property
     def payload(self) -> bytes:
@@ -106,11 +112,11 @@ def _stands_still(report: Mapping[str, Any]) -> bool:
     return any(one["kind"] in STOPS for one in report.get("verdicts", ()))
 
 
-def _detail(words: RenderedVerdict, event: Mapping[str, Any]) -> str:
+def _detail(words: RenderedVerdict, opens: bool) -> str:
     """What a verdict costs; of a hang who waits and, once that is known, where the rank is that does not come."""
     why = [one for one in words.why if not isinstance(one, WhichOperation)]
     if words.kind in STOPS and why:
-        return f"; {'; '.join(why[:2] if event['event'] == 'opened' else why[-1:])}"
+        return f"; {'; '.join(why[:2] if opens else why[-1:])}"
     return f"; costs {words.short_cost}" if words.short_cost else ""
 
 
@@ -200,9 +206,15 @@ class Outlet:
     ``failures`` counts attempts, ``dropped`` notifications that were given up or found no room. ``clock``: seconds.
     """
 
-    def __init__(self, to: Destination, pause_s: float = PAUSE_S, clock: Callable[[], float] = time.monotonic) -> None:
-        self._to, self._pause_s, self._clock = to, pause_s, clock
-        self._waiting: list[Notification] = []
+    def __init__(
+        self,
+        to: Destination,
+        pause_s: float = PAUSE_S,
+        clock: Callable[[], float] = time.monotonic,
+        settles_s: float = SETTLES_S,
+    ) -> None:
+        self._to, self._pause_s, self._clock, self._settles_s = to, pause_s, clock, settles_s
+        self._waiting: list[tuple[float, Notification]] = []  # and when each may go
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._until: float | None = None  # when it must have finished; none while it runs
@@ -215,12 +227,13 @@ class Outlet:
             if self._until is not None:
                 self.dropped += 1
                 return
-            self._waiting = [other for other in self._waiting if not _outdated(other, one)]
-            before = next((at for at, other in enumerate(self._waiting) if _of_one(other, one)), None)
+            now, stops = self._clock(), one.event == "opened" and one.verdict["kind"] in STOPS
+            self._waiting = [(at, other) for at, other in self._waiting if not _outdated(other, one)]
+            before = next((at for at, (_, other) in enumerate(self._waiting) if _of_one(other, one)), None)
             if one.event == "changed" and before is not None:  # its opening has not been sent yet
-                self._waiting[before] = replace(one, event="opened", text=one.text.removeprefix(_BEFORE["changed"]))
+                self._waiting[before] = now, replace(one, event="opened", text=one.opening)
             else:
-                self._waiting.append(one)
+                self._waiting.append((now + self._settles_s if stops else now, one))
             if len(self._waiting) > QUEUE:
                 del self._waiting[0]
                 self.dropped += 1
@@ -247,13 +260,14 @@ class Outlet:
                 pass
 
     def _next(self) -> Notification | None:
-        """Take the oldest, when there is one; None where none will come."""
+        """Take the oldest, when there is one that may go; None where none will come."""
         with self._changed:
-            while not self._waiting:
-                if self._until is not None:
-                    return None
-                self._changed.wait()
-            return self._waiting.pop(0)
+            while self._until is None:
+                left = self._waiting[0][0] - self._clock() if self._waiting else None
+                if left is not None and left <= 0:
+                    break
+                self._changed.wait(left)
+            return self._waiting.pop(0)[1] if self._waiting else None
 
     def _tried(self, one: Notification, begun: float) -> bool:
         """Try once, and pause where that was in vain; True where nothing is left to do for this notification."""

@@ -112,7 +112,7 @@ class Paced:
             history=StepHistory(),
             window=SimpleNamespace(last_step=41, still_ns=0, quiet_ns=0),
             stall=SimpleNamespace(urgent=lambda job: False, question=lambda job: None, timed_out=lambda job: False),
-            recovery=SimpleNamespace(seems_over=lambda *_: False),
+            counter_watch=SimpleNamespace(sees_a_change=lambda *_: False),
             counters=dict,
             verdicts=list,
             infer_steps=lambda: None,

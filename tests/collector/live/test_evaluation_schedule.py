@@ -292,8 +292,8 @@ async def test_an_agent_that_speaks_out_of_turn_is_heard_soon(on_full_cores: Col
 
 @pytest.mark.parametrize(("over", "at"), [(False, 16.0), (True, 13.0)])
 async def test_what_may_end_a_verdict_waits_for_no_turn(on_full_cores: Collector, *, over: bool, at: float) -> None:
-    stall, recovery = SimpleNamespace(urgent=lambda _: False), SimpleNamespace(over=over)
-    job = SimpleNamespace(stall=stall, recovery=recovery, report={})
+    stall, watch = SimpleNamespace(urgent=lambda _: False), SimpleNamespace(change=over)
+    job = SimpleNamespace(stall=stall, counter_watch=watch, report={})
     on_full_cores.jobs["j"] = job  # type: ignore[assignment]
     on_full_cores.ingest.inbox.add(Any, Any, Any, 0)
     await on_full_cores.next_tick()

@@ -218,6 +218,24 @@ def test_changes_that_were_not_sent_yet_are_one(receiver: Receiver) -> None:
     ]
 
 
+def test_a_stop_and_where_its_rank_is_are_one_notification(receiver: Receiver) -> None:
+    """The stack comes some tenths of a second later. One that does not come is not waited for."""
+    evidence = ["3 ranks wait in all_reduce", "rank 2 is at train.py:7"]
+    hang = verdict(kind="hang", cause=None, victims=[0, 1, 3], evidence=evidence[:1], cost_ms_per_step=None)
+    out = Outlet(Webhook(receiver.url, attempt_s=PATIENCE_S), settles_s=PATIENCE_S)
+    for event, found in (("opened", hang), ("changed", {**hang, "evidence": evidence})):
+        out.put(Notification.of("train", {"event": event, "id": "1", "time_ns": 1, "verdict": found}, REPORT))
+    wait_until(lambda: receiver.bodies)
+    out.close(PATIENCE_S)
+    alone = Outlet(Webhook(receiver.url, attempt_s=PATIENCE_S), settles_s=0.01)
+    alone.put(Notification.of("train", {"event": "opened", "id": "2", "time_ns": 1, "verdict": hang}, REPORT))
+    wait_until(lambda: len(receiver.bodies) > 1)
+    alone.close(PATIENCE_S)
+    said = "hindmost: job train: HUNG in step 40: rank 2 on n0 did not arrive; 3 ranks wait in all_reduce"
+    assert [body["text"] for body in receiver.bodies] == [f"{said}; rank 2 is at train.py:7", said]
+    assert receiver.events == ["opened", "opened"]
+
+
 def test_a_command_gets_the_verdict_on_stdin_and_in_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No shell reads it: names of jobs and hosts are data."""
     monkeypatch.chdir(tmp_path)
