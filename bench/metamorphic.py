@@ -27,27 +27,25 @@ import os
 import re
 import sys
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from fnmatch import fnmatch
 from functools import partial
 from multiprocessing import Pool
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from hindmost_judge.judge import judge
 from hindmost_judge.model import GPU_TIME, IN_FLIGHT, STACKS, Run, Table, empty, rows
+from hindmost_judge.types import Array
 from hindmost_judge.verdict.schema import QUIET, STOPS
 
 from bench.golden import OURS, as_decision, recordings
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+Decision = dict[str, Any]
 
-    from hindmost_judge.types import Array
-
-    Decision = dict[str, Any]
-    Form = Callable[[Run, list[Decision]], Run | None]
+Form = Callable[[Run, list[Decision]], Run | None]
 
 #: Columns that are moments; other columns in ns are how long something takes.
 MOMENTS = frozenset({"start_ns", "time_ns", "observed_ns", "enqueue_ns", "ended_ns"})

@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.models import dashboard as model
 
 from dashboards import alerts, gpus, itself, job, jobs, nodes, promql, rank
-from dashboards.board import completed
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from grafana_foundation_sdk.models import dashboard as model
-
-    from dashboards.board import Annotation
+from dashboards.board import Annotation, completed
 
 HERE = Path(__file__).parent
 DASHBOARDS: dict[str, Callable[[], model.Dashboard]] = {

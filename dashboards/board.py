@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from grafana_foundation_sdk.builders import dashboard
+from grafana_foundation_sdk.cog.builder import Builder
+from grafana_foundation_sdk.models import dashboard as model
 from grafana_foundation_sdk.models.dashboard import (
     DashboardCursorSync,
     DashboardLinkType,
@@ -15,14 +18,9 @@ from grafana_foundation_sdk.models.dashboard import (
 
 from dashboards.panels import SOURCE
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+Panels = Sequence[Builder[model.Panel]]
 
-    from grafana_foundation_sdk.cog.builder import Builder
-    from grafana_foundation_sdk.models import dashboard as model
-
-    Panels = Sequence[Builder[model.Panel]]
-    Variables = Sequence[Builder[model.VariableModel]]
+Variables = Sequence[Builder[model.VariableModel]]
 
 TAG = "hindmost"
 

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from grafana_foundation_sdk.builders import timeseries
+from grafana_foundation_sdk.models import dashboard as model
 
 from dashboards import board
-from dashboards.board import Section
+from dashboards.board import Panels, Section
 from dashboards.panels import TO_NODE, Column, lines, rows
 from dashboards.promql import LINES, OWNER, ROWS, once, over_range, per_second
 from dashboards.thresholds import limits
-
-if TYPE_CHECKING:
-    from grafana_foundation_sdk.builders import timeseries
-    from grafana_foundation_sdk.models import dashboard as model
-
-    from dashboards.board import Panels
 
 #: A GPU that no rank computes on has no job: a choice of all jobs matches that, too.
 OWNERS = f'{OWNER}{{job_id=~"$job_id",node=~"$node",gpu=~"$gpu"}}'

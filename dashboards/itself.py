@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from grafana_foundation_sdk.builders import timeseries
+from grafana_foundation_sdk.models import dashboard as model
 
-from dashboards.board import Section, assemble
+from dashboards.board import Panels, Section, assemble
 from dashboards.panels import OF_NODE, lines, number
 from dashboards.promql import LINES, highest, over_range, per_second
 from dashboards.thresholds import Limits, limits
-
-if TYPE_CHECKING:
-    from grafana_foundation_sdk.builders import timeseries
-    from grafana_foundation_sdk.models import dashboard as model
-
-    from dashboards.board import Panels
 
 _LAG = f"histogram_quantile(0.99, sum by (le) ({per_second('hindmost_collector_loop_lag_seconds_bucket')}))"
 

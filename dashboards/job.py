@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from grafana_foundation_sdk.builders import timeseries
+from grafana_foundation_sdk.models import dashboard as model
 
 from dashboards import board
-from dashboards.board import Annotation, Section
+from dashboards.board import Annotation, Panels, Section
 from dashboards.panels import (
     OF_NODE,
     OF_RANK,
@@ -15,6 +16,7 @@ from dashboards.panels import (
     TO_PAGE_OF_RANK,
     TO_RANK,
     Column,
+    Query,
     bars,
     heat,
     lines,
@@ -52,13 +54,6 @@ from dashboards.promql import (
     worst,
 )
 from dashboards.thresholds import Limits, limits
-
-if TYPE_CHECKING:
-    from grafana_foundation_sdk.builders import timeseries
-    from grafana_foundation_sdk.models import dashboard as model
-
-    from dashboards.board import Panels
-    from dashboards.panels import Query
 
 _URGENCY = of_job("hindmost_verdict_urgency")
 ANNOTATIONS = (

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from grafana_foundation_sdk.models import dashboard as model
 
-from dashboards.board import Section, assemble
+from dashboards.board import Panels, Section, assemble
 from dashboards.panels import TO_JOB, Column, lines, number, rows, timeline
 from dashboards.promql import LOST_DEVICES, ROWS, URGENCY, VERDICT, highest
 from dashboards.thresholds import Limits, limits
-
-if TYPE_CHECKING:
-    from grafana_foundation_sdk.models import dashboard as model
-
-    from dashboards.board import Panels
 
 SHOWN = 20
 

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+
+from grafana_foundation_sdk.builders import timeseries
+from grafana_foundation_sdk.models import dashboard as model
 
 from dashboards import board
-from dashboards.board import Section
-from dashboards.panels import OF_NODE, TO_GPUS, Column, lines, rows
+from dashboards.board import Panels, Section
+from dashboards.panels import OF_NODE, TO_GPUS, Column, Query, lines, rows
 from dashboards.promql import NODE_BUSY, ROWS, of_nodes, once, over_range, per_second
 from dashboards.thresholds import limits
-
-if TYPE_CHECKING:
-    from grafana_foundation_sdk.builders import timeseries
-    from grafana_foundation_sdk.models import dashboard as model
-
-    from dashboards.board import Panels
-    from dashboards.panels import Query
 
 #: How many nodes, or devices of nodes, one panel draws.
 LINES = 16

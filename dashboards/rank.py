@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from grafana_foundation_sdk.builders import timeseries
+from grafana_foundation_sdk.models import dashboard as model
 
 from dashboards import board
-from dashboards.board import Section
+from dashboards.board import Panels, Section
 from dashboards.panels import OF_NODE, TO_PAGE_OF_RANK, lines, name, number
 from dashboards.promql import (
     CAUSED,
@@ -27,12 +28,6 @@ from dashboards.promql import (
     per_second,
 )
 from dashboards.thresholds import Limits
-
-if TYPE_CHECKING:
-    from grafana_foundation_sdk.builders import timeseries
-    from grafana_foundation_sdk.models import dashboard as model
-
-    from dashboards.board import Panels
 
 
 def dashboard() -> model.Dashboard:

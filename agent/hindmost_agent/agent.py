@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
 
 from hindmost.daemon_process import FULL_PERIOD_S
 from hindmost_proto import telemetry_pb2 as wire
 
 from hindmost_agent.delivery.batch import Builder, message
-from hindmost_agent.delivery.spool import REASONS
-from hindmost_agent.jobs.rings import NOTHING, RankStates
-from hindmost_agent.sampler import LONG_AGO_NS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from hindmost_agent.delivery.spool import Spool
-    from hindmost_agent.jobs.discovery import Jobs
-    from hindmost_agent.jobs.ranks import RankProcess
-    from hindmost_agent.jobs.rings import Producer, RasStall, Rings
-    from hindmost_agent.runner import Runner
-    from hindmost_agent.sampler import Host
+from hindmost_agent.delivery.spool import REASONS, Spool
+from hindmost_agent.jobs.discovery import Jobs
+from hindmost_agent.jobs.ranks import RankProcess
+from hindmost_agent.jobs.rings import NOTHING, Producer, RankStates, RasStall, Rings
+from hindmost_agent.runner import Runner
+from hindmost_agent.sampler import LONG_AGO_NS, Host
 
 log = logging.getLogger(__name__)
 

@@ -12,8 +12,9 @@ import signal
 import sys
 import time
 import zlib
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
 from hindmost import __version__, daemon_process
 from hindmost.daemon_process import FULL_PERIOD_S, FullCores, raise_open_file_limit, set_up_allocator
@@ -28,17 +29,13 @@ from hindmost_agent.delivery.spool import Spool
 from hindmost_agent.delivery.stream import Shipper
 from hindmost_agent.exposition import Exposition, listen
 from hindmost_agent.jobs.discovery import Jobs, sweep
+from hindmost_agent.jobs.ranks import RankProcess
 from hindmost_agent.jobs.ras import RasWatch, address
 from hindmost_agent.jobs.rings import Rings
 from hindmost_agent.kernel_files import text
 from hindmost_agent.runner import Runner
 from hindmost_agent.sampler import Host
 from hindmost_agent.settings import Settings, default_spool
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from hindmost_agent.jobs.ranks import RankProcess
 
 log = logging.getLogger(__name__)
 

@@ -7,13 +7,11 @@ CLOCK_MONOTONIC, one thread a producer.
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
 
 from hindmost import ring
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
 
 #: Events of one answer; beyond it the latest count. One of them takes about 150 bytes.
 MOST = 8192

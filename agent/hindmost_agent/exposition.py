@@ -7,21 +7,16 @@ import math
 import os
 import re
 import socket
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 
 from hindmost.errors import HindmostError
+from hindmost.web_config import WebConfig
 from hindmost_proto import retry
+from hindmost_proto.address import Address
 from hindmost_proto.exposition import CONTENT_TYPE, JOB_LABEL, head, labelled
 
-from hindmost_agent.sampler import Kind
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from hindmost.web_config import WebConfig
-    from hindmost_proto.address import Address
-
-    from hindmost_agent.sampler import Metric, Reading, Series
+from hindmost_agent.sampler import Kind, Metric, Reading, Series
 
 #: A request is a line and some headers; a client that sends more, or takes longer, is no scraper.
 LARGEST_REQUEST = 16 << 10

@@ -9,16 +9,12 @@ import logging
 import os
 import re
 from abc import abstractmethod
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple, Protocol
 
-from hindmost_agent.sampler import NAN, Absent, Host, Sampler, series
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
-
-    from hindmost_agent.jobs.ranks import RankProcess
-    from hindmost_agent.sampler import Series
+from hindmost_agent.jobs.ranks import RankProcess
+from hindmost_agent.sampler import NAN, Absent, Host, Sampler, Series, series
 
 log = logging.getLogger(__name__)
 

@@ -6,15 +6,11 @@ import ctypes
 import importlib
 import logging
 from collections import Counter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 from hindmost_agent.gpu import Call, Trouble, say_joined, say_silent, with_joined, without_hung
-from hindmost_agent.sampler import NAN, Absent, series
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from hindmost_agent.sampler import Asking, Host, Metric
+from hindmost_agent.sampler import NAN, Absent, Asking, Host, Metric, series
 
 log = logging.getLogger(__name__)
 

@@ -18,16 +18,12 @@ import logging
 import threading
 import time
 from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from hindmost_agent.sampler import DRIVERS, GPU, LONG_AGO_NS, NS, Absent, Outcome, Reading, Slot
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    from hindmost_agent.sampler import Host, Sampler
+from hindmost_agent.sampler import DRIVERS, GPU, LONG_AGO_NS, NS, Absent, Host, Outcome, Reading, Sampler, Slot
 
 log = logging.getLogger(__name__)
 

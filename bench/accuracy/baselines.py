@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from hindmost_judge.model import Run
+from hindmost_judge.model import Run
 
 #: How far above the typical rank the longest has to be, to be named.
 MARGIN = 0.01

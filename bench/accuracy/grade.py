@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from baselines import BASELINES
-from hindmost_collector.simulate import Simulated, simulate
+from hindmost_collector.simulate import Scenario, Simulated, Truth, simulate
 from hindmost_collector.simulate.engine import WARMUP
 from hindmost_judge.judge import judge
+from hindmost_judge.verdict.schema import Verdict
 from suite import scenario
-
-if TYPE_CHECKING:
-    from hindmost_collector.simulate import Scenario, Truth
-    from hindmost_judge.verdict.schema import Verdict
 
 #: Verdicts that name ranks.
 NAMING = ("straggler", "intermittent", "hang", "desync")

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from fault_cases import Case
+from fault_cases import Case
 
 #: Steps in which the first processes settle, and in which a fault takes hold: hosts are some steps ahead of GPUs.
 WARM, SETTLES = 45, 10

@@ -7,16 +7,12 @@ fault that is not hidden, where they are longer since.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import fault_effect
-from fault_cases import named, right, told
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from fault_cases import Case
-    from fault_run import Running
+from fault_cases import Case, named, right, told
+from fault_run import Running
 
 #: What evidence of a job that stopped has in it.
 QUOTED = (" is at ", " ran ", " entered ")

@@ -11,10 +11,9 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from fault_cases import Case
+from fault_cases import Case
 
 JOB = Path(__file__).with_name("faulty_job.py")
 #: Bytes that a rank without memory may have in memory from then on, of 256 MiB that it maps.

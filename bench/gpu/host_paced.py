@@ -32,15 +32,13 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import fmean, median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from live_faults import keep
+from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Floats = NDArray[np.float64]
+Floats = NDArray[np.float64]
 
 ROOT = Path(__file__).parents[2]
 JOB = Path(__file__).with_name("host_paced_job.py")

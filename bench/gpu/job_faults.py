@@ -8,20 +8,17 @@ from __future__ import annotations
 
 import gc
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from job_work import CUDA, SIZE, Batches, Products, mark, settle
 from storage_faults import Scratch
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from torch.nn.parallel import DistributedDataParallel
 
 #: Steps between two stalls, checkpoints and evaluations, and in which one rank has its turn of being slow.
 STALLS, SAVES, EVALUATES, TURN = 7, 20, 30, 80

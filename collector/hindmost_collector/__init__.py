@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from hindmost_collector.recording_api import Recording
     from hindmost_collector.store.clickhouse.reading import ClickHouseRecording
 

@@ -7,6 +7,7 @@ import logging
 import os
 import time
 from collections import deque
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from hindmost.daemon_process import FULL_PERIOD_S
@@ -33,8 +34,6 @@ from hindmost_collector.store.recorder import WAIT_S
 from hindmost_collector.store.remote_write import RemoteWrite
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     import grpc
     from hindmost_judge.settings import Settings
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from hindmost.daemon_process import FullCores
@@ -23,8 +24,6 @@ from hindmost_collector.serve.node_metrics import NodeMetrics
 from hindmost_collector.store.recorder import StoreRecorder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from hindmost_judge.settings import Settings
 
     from hindmost_collector.options import Options

@@ -10,16 +10,12 @@ import re
 import socket
 import ssl
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-from urllib.parse import unquote, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
 from hindmost import __version__
 from hindmost.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from urllib.parse import SplitResult
 
 TIMEOUT_S = 30.0
 HEADERS: Mapping[str, str] = {

@@ -18,6 +18,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -27,6 +28,7 @@ from hindmost.errors import HindmostError, UsageError, printable
 from hindmost_judge.settings import DEFAULT
 from hindmost_proto import retry
 from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import Metric
 
 from hindmost_collector import runtime
 from hindmost_collector.collector import Collector
@@ -40,10 +42,7 @@ from hindmost_collector.store.clickhouse.client import Unreachable, is_url, pars
 from hindmost_collector.store.parquet.store import ParquetStore
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
     from hindmost_judge.settings import Settings
-    from prometheus_client.core import Metric
 
     from hindmost_collector.options import Options
     from hindmost_collector.store.recorder import Store

@@ -12,6 +12,7 @@ import contextlib
 import logging
 import re
 import threading
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,8 +27,6 @@ from hindmost_collector.store.parquet.run_directory import is_run_directory, rea
 from hindmost_collector.store.tables import Tables, checked
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Sequence
-
     from hindmost_judge.model import Run
 
     from hindmost_collector.store.clickhouse.reading import ClickHouseRecording

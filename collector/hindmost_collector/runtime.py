@@ -5,13 +5,10 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import sys
+from collections.abc import Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 
 @lru_cache(1)  # each ``CDLL`` makes types, which only the garbage collector removes

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
 from hindmost_agent import samplers
+from hindmost_agent.sampler import Metric, Sampler
 from hindmost_collector import event_loop
 from hindmost_collector.ingest import connections, relay
 from hindmost_collector.serve import exposition, job_metrics, own_metrics
 from hindmost_collector.serve.exposition import INFO
+from hindmost_collector.serve.exposition import Metric as Declared
 from hindmost_collector.store import remote_write
 from hindmost_proto.exposition import JOB_LABEL
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from hindmost_agent.sampler import Metric, Sampler
-    from hindmost_collector.serve.exposition import Metric as Declared
 
 HEAD = """# Metrics of the node agent
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from collections.abc import Mapping
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 #: The label of a job on Prometheus' pages, which agents name ``job``: Prometheus calls what it scrapes so.

@@ -9,11 +9,9 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
 #: As the plugin has it.
 NAMES = {

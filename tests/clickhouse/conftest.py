@@ -6,8 +6,8 @@ import itertools
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -15,8 +15,6 @@ from tests.collector.conftest import collecting, collector_process, fake_agent
 
 __all__ = ["collecting", "collector_process", "fake_agent"]
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 pytest.importorskip("chdb", reason="needs the engine: make test-clickhouse")
 

@@ -10,16 +10,14 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 #: Where `make api-server` links them.
 PROGRAMS = Path(__file__).parents[2] / ".cache/kubernetes"

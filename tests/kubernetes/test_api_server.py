@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import logging
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -14,10 +16,6 @@ from hindmost_collector.live.notification import Notification
 
 from tests.kubernetes.api_server import ADMIN, ApiServer, api_server
 from tests.kubernetes.charts import CHART, ROOT, VALUES, helm, of_kind, render
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 pytestmark = pytest.mark.kubernetes
 

@@ -5,16 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 from hindmost_cli import agent, collector
 
 from tests.kubernetes.charts import CHART, ROOT, VALUES, Object, helm, of_kind, pods, render
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.kubernetes
 

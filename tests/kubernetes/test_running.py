@@ -10,9 +10,10 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 import hindmost.inject
 import pytest
@@ -20,9 +21,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.kubernetes.charts import of_kind, pods, render
 from tests.servers import free_port
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 pytestmark = pytest.mark.kubernetes
 

@@ -6,17 +6,14 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from hindmost import ring
 from hindmost.native import build
 
 from tests.native.mpi_job import Mpi
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 HERE = Path(__file__).parent
 

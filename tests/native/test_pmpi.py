@@ -5,15 +5,12 @@ from __future__ import annotations
 import os
 import statistics
 from collections import Counter
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from hindmost import ring
 
 from tests.native.mpi_job import Mpi, Ran, launch, of
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 #: MPICH's waiting ranks do not give way: on an oversubscribed machine everything takes its time.
 pytestmark = [pytest.mark.needs("mpirun", "cc"), pytest.mark.timeout(500)]

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import os
 import subprocess
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from hindmost import ring
 
 from tests.native.mpi_job import HERE, Mpi
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = [pytest.mark.needs("mpirun", "cc"), pytest.mark.timeout(200)]
 

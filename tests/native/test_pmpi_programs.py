@@ -6,15 +6,11 @@ import re
 import subprocess
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from hindmost import ring
 
 from tests.native.mpi_job import AS_ROOT, HERE, Mpi, launch, needs_mpi4py, of
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 #: MPICH's waiting ranks do not give way: on an oversubscribed machine everything takes its time.
 pytestmark = [pytest.mark.needs("mpirun", "cc"), pytest.mark.timeout(500)]

@@ -7,15 +7,12 @@ import os
 import signal
 import subprocess
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from hindmost import ring
 
 from tests.native.mpi_job import AS_ROOT, HERE, Mpi
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = [pytest.mark.needs("mpirun", "cc"), pytest.mark.timeout(200)]
 

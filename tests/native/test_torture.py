@@ -8,15 +8,12 @@ import subprocess
 import sys
 import textwrap
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from hindmost import ring
 from hindmost.native import build
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 pytestmark = pytest.mark.needs("mpirun", "cc")
 

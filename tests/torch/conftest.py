@@ -13,10 +13,10 @@ import subprocess
 import sys
 import textwrap
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import hindmost
 import pytest
@@ -24,9 +24,6 @@ from hindmost import ring
 from hindmost.native import build
 
 from tests.needs import need
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 WITH_SLURM = Path(__file__).parents[1] / "with-slurm"
 INJECT = Path(hindmost.__file__).parent / "inject"

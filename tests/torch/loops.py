@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import textwrap
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    Train = Callable[..., dict[int, Any]]  # conftest.py: rank -> Trace
+Train = Callable[..., dict[int, Any]]  # conftest.py: rank -> Trace
 
 LOOPS = """
     import sys, torch

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import textwrap
 from collections import Counter
-from typing import TYPE_CHECKING
 
 import pytest
 from hindmost import ring
 
-from tests.torch.conftest import run
+from tests.torch.conftest import Trace, run
 from tests.torch.loops import LOOPS
-
-if TYPE_CHECKING:
-    from tests.torch.conftest import Trace
 
 pytestmark = pytest.mark.torch
 

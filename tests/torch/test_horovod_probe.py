@@ -6,18 +6,14 @@ import copy
 import importlib.util
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import pytest
 from hindmost import ring
 
-from tests.torch.conftest import run
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.torch.conftest import Trace
+from tests.torch.conftest import Trace, run
 
 pytestmark = [
     pytest.mark.torch,

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import textwrap
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hindmost import ring
 
 from tests.torch.loops import LOOPS, alone
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    Train = Callable[..., dict[int, Any]]  # conftest.py: rank -> Trace
+Train = Callable[..., dict[int, Any]]  # conftest.py: rank -> Trace
 
 pytestmark = pytest.mark.torch
 

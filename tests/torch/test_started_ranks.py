@@ -5,16 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hindmost import ring
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    Train = Callable[..., dict[int, Any]]  # conftest.py: rank -> Trace
+Train = Callable[..., dict[int, Any]]  # conftest.py: rank -> Trace
 
 pytestmark = pytest.mark.torch
 

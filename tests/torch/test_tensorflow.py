@@ -5,16 +5,14 @@ They train in an environment of their own: `make tensorflow`; `make horovod-tens
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hindmost import ring
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    Train = Callable[..., dict[int, Any]]  # conftest.py: rank -> Trace
+Train = Callable[..., dict[int, Any]]  # conftest.py: rank -> Trace
 
 ENVIRONMENT = Path(__file__).parents[2] / ".cache/tensorflow"
 PYTHON = ENVIRONMENT / "bin/python"

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 from subprocess import PIPE
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import pytest
 from hindmost.native import build
@@ -15,9 +16,6 @@ from hindmost_cli.run import environment
 from tests.cluster.jobs import mounted
 from tests.needs import need
 from tests.torch.conftest import PATIENCE_S, forked
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.torch
 

@@ -8,15 +8,12 @@ from __future__ import annotations
 import random
 import sys
 import textwrap
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from hindmost_collector.recordings.load import load
 
 from tests.cluster.jobs import observe
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.torch
 

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from hindmost import ring
 from hindmost_agent.jobs.event_rows import RowBuilder, is_amount
 
 from tests.ring_records import feed
-from tests.torch.conftest import run
+from tests.torch.conftest import Trace, run
 from tests.torch.loops import LOOPS
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.torch.conftest import Trace
-
-    Train = Callable[..., dict[int, Trace]]
+Train = Callable[..., dict[int, Trace]]
 
 pytestmark = pytest.mark.torch
 

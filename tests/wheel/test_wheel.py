@@ -10,16 +10,14 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from hindmost.native import build
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.wheel.conftest import Installed
+from tests.wheel.conftest import Installed
 
 pytestmark = [pytest.mark.wheel, pytest.mark.timeout(500)]
 

@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
 from itertools import chain
 from math import isnan
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
+from hindmost.ring import Communicator
 from hindmost_proto import telemetry_pb2 as wire
 from hindmost_proto.varint import varint
 
-from hindmost_agent.jobs.event_rows import Calls
+from hindmost_agent.jobs.event_rows import Calls, IntervalRow, StepRow
 from hindmost_agent.jobs.pods import pod_of
-from hindmost_agent.jobs.ranks import user_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from hindmost.ring import Communicator
-
-    from hindmost_agent.jobs.event_rows import IntervalRow, StepRow
-    from hindmost_agent.jobs.ranks import RankProcess
-    from hindmost_agent.sampler import Reading, Series
+from hindmost_agent.jobs.ranks import RankProcess, user_of
+from hindmost_agent.sampler import Reading, Series
 
 UNMEASURED = -1
 _FIELDS = wire.CollectiveBlock.DESCRIPTOR.fields_by_name

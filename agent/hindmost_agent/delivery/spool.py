@@ -33,16 +33,14 @@ import uuid
 import zlib
 from abc import ABC, abstractmethod
 from collections import Counter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from hindmost.credentials import private_directory
 from hindmost.errors import UsageError
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-    from pathlib import Path
-
-    from hindmost_agent.settings import Settings
+from hindmost_agent.settings import Settings
 
 log = logging.getLogger(__name__)
 

@@ -12,9 +12,10 @@ import logging
 import random
 import ssl
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import AsyncIterator, Callable
+from typing import NamedTuple
 
-from grpclib.client import Channel, StreamStreamMethod
+from grpclib.client import Channel, Stream, StreamStreamMethod
 from grpclib.encoding.base import CodecBase
 from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
 from h2.exceptions import H2Error, StreamClosedError
@@ -22,16 +23,11 @@ from hindmost.credentials import Client, reason, unverified
 from hindmost.errors import UsageError
 from hindmost_proto import METHOD, retry
 from hindmost_proto import telemetry_pb2 as wire
+from hindmost_proto.address import Address
 from hindmost_proto.telemetry_pb2 import CollectorMessage
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
-
-    from grpclib.client import Stream
-    from hindmost_proto.address import Address
-
-    from hindmost_agent.delivery.spool import Spool
-    from hindmost_agent.sampler import AgentCounts
+from hindmost_agent.delivery.spool import Spool
+from hindmost_agent.sampler import AgentCounts
 
 
 class CallError(ConnectionError):

@@ -11,8 +11,8 @@ import logging
 import os
 import re
 import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from hindmost import identity
 from hindmost.bootstrap import ENTERED
@@ -20,11 +20,7 @@ from hindmost.bootstrap import ENTERED
 from hindmost_agent.jobs.ranks import RankProcess
 from hindmost_agent.jobs.rings import start_ticks
 from hindmost_agent.kernel_files import numbers, read_once, text
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
-    from hindmost_agent.sampler import Host
+from hindmost_agent.sampler import Host
 
 log = logging.getLogger(__name__)
 

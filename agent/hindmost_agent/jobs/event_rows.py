@@ -11,19 +11,15 @@ from __future__ import annotations
 
 import re
 from array import array
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache, partial
 from itertools import compress
 from operator import mul
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from hindmost import ring
-from hindmost.ring import layout
+from hindmost.ring import Event, layout
 from hindmost_proto.varint import varint
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    from hindmost.ring import Event
 
 #: A value that was not measured: -1.
 MISSING = b"\xff" * 8

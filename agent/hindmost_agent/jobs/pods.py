@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from hindmost_proto import telemetry_pb2 as wire
 
 from hindmost_agent.kernel_files import read_once
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 #: Variable to field of the message.
 VARIABLES = {

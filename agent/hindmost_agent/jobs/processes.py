@@ -12,17 +12,13 @@ import importlib
 import os
 import select
 import struct
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
+from hindmost_agent.jobs.ranks import RankProcess
 from hindmost_agent.kernel_files import File, numbers, read_once
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-    from typing import Any
-
-    from hindmost_agent.jobs.ranks import RankProcess
-    from hindmost_agent.sampler import Host
+from hindmost_agent.sampler import Host
 
 #: A process further below a rank than this is not looked for.
 MOST_ABOVE = 32

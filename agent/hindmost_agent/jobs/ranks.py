@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import pwd
+from collections.abc import Iterator
 from functools import lru_cache
 from hashlib import blake2b
-from typing import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
+from pathlib import Path
+from typing import NamedTuple
 
 
 class RankProcess(NamedTuple):

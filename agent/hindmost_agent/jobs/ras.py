@@ -14,19 +14,15 @@ import asyncio
 import logging
 import socket
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
 from hindmost.ring import Communicator
 from hindmost_proto.address import Address, parse
 from hindmost_proto.ras import NAMES, Member, RasCommunicator, parse_answer
 
-from hindmost_agent.jobs.rings import RasStall
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-
-    from hindmost_agent.jobs.ranks import RankProcess
-    from hindmost_agent.jobs.rings import Entered, Producer
+from hindmost_agent.jobs.ranks import RankProcess
+from hindmost_agent.jobs.rings import Entered, Producer, RasStall
 
 log = logging.getLogger(__name__)
 

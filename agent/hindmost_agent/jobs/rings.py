@@ -8,7 +8,9 @@ from __future__ import annotations
 import logging
 import os
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
 
 from hindmost import ring
 from hindmost_proto import telemetry_pb2 as wire
@@ -17,12 +19,7 @@ from hindmost_agent.jobs.event_rows import SIZE, Calls, RowBuilder, Rows
 from hindmost_agent.jobs.processes import End, Ends
 from hindmost_agent.jobs.ranks import RankProcess
 from hindmost_agent.kernel_files import File, read_once
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-    from pathlib import Path
-
-    from hindmost_agent.sampler import Host
+from hindmost_agent.sampler import Host
 
 log = logging.getLogger(__name__)
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import importlib
 import sys
+from collections.abc import Iterable, Sequence
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from hindmost_agent import gpu
 from hindmost_agent.gpu import (
@@ -22,12 +23,7 @@ from hindmost_agent.gpu import (
     with_joined,
     without_hung,
 )
-from hindmost_agent.sampler import NAN, Absent, counter, register, series
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from hindmost_agent.sampler import Host
+from hindmost_agent.sampler import NAN, Absent, Host, counter, register, series
 
 #: ``amdsmi_status_t`` of what will not be answered next time either: invalid parameters, not supported, not
 #: implemented, symbol missing, no permission.

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from pathlib import PurePosixPath
-from typing import TYPE_CHECKING
+from pathlib import Path, PurePosixPath
 
 from hindmost_agent.kernel_files import File, read_once
 from hindmost_agent.sampler import NAN, Host, Metric, Sampler, Series, counter, gauge, register, series
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def _gauge(what: str, text: str) -> Metric:

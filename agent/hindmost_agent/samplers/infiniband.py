@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import errno
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 from hindmost_agent.kernel_files import File, NumberFile, NumberFiles, read_once, text
-from hindmost_agent.sampler import ADAPTER, NAN, Absent, Host, Metric, counter, gauge, register, series
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from hindmost_agent.sampler import Series
+from hindmost_agent.sampler import ADAPTER, NAN, Absent, Host, Metric, Series, counter, gauge, register, series
 
 _BY = ("device", "port")
 

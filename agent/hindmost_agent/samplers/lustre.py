@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from hindmost_agent.kernel_files import read_once
 from hindmost_agent.sampler import Absent, Host, Metric, Sampler, Series, counter, register, series
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def _of(what: str, text: str, *labels: str) -> Metric:

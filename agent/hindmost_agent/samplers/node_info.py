@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING
+from typing import Any
 
 from hindmost_agent.kernel_files import text
 from hindmost_agent.sampler import NAN, Absent, Host, Sampler, gauge, register, series
-
-if TYPE_CHECKING:
-    from typing import Any
 
 INFO = gauge("hindmost_node_info", "1; what the node runs.", "kernel")
 BOOTED = gauge("hindmost_node_boot_time_seconds", "When the node was booted, seconds since 1970.")

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache, lru_cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hindmost_agent import gpu
-from hindmost_agent.gpu import Call, Card, GpuSampler, HungCard, Owners, of_each, ratio
-from hindmost_agent.nvml import Device, Field, XidErrors, field_call, look_again, opened, trouble
+from hindmost_agent.gpu import Call, Card, GpuSampler, HungCard, Owners, Trouble, of_each, ratio
+from hindmost_agent.nvml import Device, Field, Nvml, XidErrors, field_call, look_again, opened, trouble
 from hindmost_agent.sampler import GPU, NAN, Absent, Host, Metric, Sampler, Series, counter, gauge, register, series
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from hindmost_agent.gpu import Trouble
-    from hindmost_agent.nvml import Nvml
 
 #: Bits of the clocks event reasons, as nvml.h names them.
 REASONS = {

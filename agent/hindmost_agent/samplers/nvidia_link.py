@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Any
 
 from hindmost_agent import gpu
 from hindmost_agent.gpu import Call, Card, GpuSampler
 from hindmost_agent.nvml import Device, Field, field_call, field_value, opened, trouble
 from hindmost_agent.sampler import NAN, Metric, counter, gauge, register, series
-
-if TYPE_CHECKING:
-    from typing import Any
 
 ALL_LINKS = 0xFFFFFFFF
 KIBI = 1024.0

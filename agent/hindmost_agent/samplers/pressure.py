@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import errno
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from hindmost_agent.kernel_files import File
 from hindmost_agent.sampler import Absent, Host, Sampler, Series, counter, register, series
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 RESOURCES = ("cpu", "io", "memory", "irq")
 

@@ -6,18 +6,15 @@ import math
 import os
 import re
 from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from pathlib import Path
+from typing import NamedTuple, TypeAlias
 
 from hindmost_agent.jobs.processes import children_of_main, descendants
+from hindmost_agent.jobs.ranks import RankProcess
 from hindmost_agent.kernel_files import File, RankFiles, mount_text, numbers, read_once
 from hindmost_agent.sampler import NAN, Host, Sampler, Series, counter, gauge, register, series
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from pathlib import Path
-
-    from hindmost_agent.jobs.ranks import RankProcess
 
 TICKS = os.sysconf("SC_CLK_TCK")
 PAGE = os.sysconf("SC_PAGE_SIZE")

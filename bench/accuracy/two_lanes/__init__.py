@@ -7,17 +7,13 @@ work and is not assumed.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from two_lanes.job import Truth
+from hindmost_judge.model import Run
+
+from two_lanes.job import Job, Truth
 from two_lanes.machine import acting, run
 from two_lanes.noise import draw
 from two_lanes.recording import recorded
-
-if TYPE_CHECKING:
-    from hindmost_judge.model import Run
-
-    from two_lanes.job import Job
 
 __all__ = ["Simulated", "simulate"]
 

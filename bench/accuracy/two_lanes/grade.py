@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from hindmost_judge.judge import judge
+from hindmost_judge.verdict.schema import Verdict
 
 from two_lanes import simulate
 from two_lanes.families import job
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from hindmost_judge.verdict.schema import Verdict
-
-    from two_lanes.job import Fault, Job, Truth
+from two_lanes.job import Fault, Job, Truth
 
 NAMING = ("straggler", "intermittent", "hang", "desync")
 #: A fault that makes the steps in which it acts longer by this share must be named; by less than the other, it costs

@@ -9,20 +9,15 @@ changes nothing).
 from __future__ import annotations
 
 from collections import defaultdict, deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from two_lanes import programs
-from two_lanes.programs import Copy, Fetch, Join, Kernels, Meet, Receive, Send, Wait
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from two_lanes.job import Array, Fault, Job
-    from two_lanes.noise import Draws
-    from two_lanes.programs import Instruction
+from two_lanes.job import Array, Fault, Job
+from two_lanes.noise import Draws
+from two_lanes.programs import Copy, Fetch, Instruction, Join, Kernels, Meet, Receive, Send, Wait
 
 #: A GPU takes about 1,024 launches that it has not begun; then the next launch blocks.
 QUEUE = 1_000

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from two_lanes.job import Array, Job
+from two_lanes.job import Array, Job
 
 #: Work intervals of a step and lane that have noise of their own.
 SLOTS = 24

@@ -6,12 +6,11 @@ Ranks with the same instructions are one stage. Only pipelines have several.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from two_lanes.job import Array, Job
+from two_lanes.job import Array, Job
 
 
 @dataclass(frozen=True)

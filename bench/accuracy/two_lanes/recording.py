@@ -7,7 +7,7 @@ import tempfile
 import zlib
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from hindmost_collector.recordings.tables import concatenate, table
@@ -15,10 +15,8 @@ from hindmost_judge.model import GPU_TIME, Run
 from hindmost_judge.model import Job as RecordedJob
 
 from two_lanes import programs
-
-if TYPE_CHECKING:
-    from two_lanes.job import Array, Job
-    from two_lanes.machine import History, Step
+from two_lanes.job import Array, Job
+from two_lanes.machine import History, Step
 
 #: Unix time at which a job begins, ns.
 EPOCH = 1_790_000_000_000_000_000

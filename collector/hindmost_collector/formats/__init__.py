@@ -19,15 +19,13 @@ from __future__ import annotations
 import functools
 import importlib
 import pkgutil
-from typing import TYPE_CHECKING, Protocol, cast
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol, cast
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
+from hindmost_judge.model import Run
 
-    from hindmost_judge.model import Run
-
-    from hindmost_collector.recordings.trace_files import Sample
+from hindmost_collector.recordings.trace_files import Sample
 
 
 class Format(Protocol):

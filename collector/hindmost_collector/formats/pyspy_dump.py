@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from pathlib import Path
 
 from hindmost_judge.model import Job, Run
 
 from hindmost_collector.recordings.tables import table
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from hindmost_collector.recordings.trace_files import Sample
+from hindmost_collector.recordings.trace_files import Sample
 
 NAME = "py-spy stack dumps"
 PRECEDENCE = 90

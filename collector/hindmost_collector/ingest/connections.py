@@ -10,24 +10,20 @@ import logging
 import resource
 import time
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError
 from hindmost.errors import HindmostError
 from hindmost_proto import METHOD, SERVICE, retry
+from prometheus_client.core import Metric
 
+from hindmost_collector.ingest.session import AgentSession
 from hindmost_collector.options import address
 from hindmost_collector.serve.exposition import collected, counter
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-
-    from prometheus_client.core import Metric
-
-    from hindmost_collector.ingest.session import AgentSession
-
-    Stream = Callable[[AsyncIterator[Any], Any], Awaitable[None]]
+Stream = Callable[[AsyncIterator[Any], Any], Awaitable[None]]
 
 #: A client that does not complete the handshakes of TLS and HTTP/2 is closed, and so is one that opens no stream.
 HANDSHAKE_MS, NO_STREAM_MS = 15_000, 60_000

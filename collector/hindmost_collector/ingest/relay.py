@@ -14,7 +14,8 @@ import json
 import logging
 import random
 import sys
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 import grpc.aio
 from google.protobuf.message import DecodeError
@@ -24,23 +25,16 @@ from hindmost_proto import METHOD, retry
 from hindmost_proto import telemetry_pb2 as wire
 from hindmost_proto.varint import varint
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector, generate_latest
+from prometheus_client.core import Metric as ClientMetric
 
 from hindmost_collector.ingest.connections import GONE, HELLO_FIRST, UNKNOWN, RejectedCalls, ended, listen, served
 from hindmost_collector.ingest.streams import LAST_WORD_S
-from hindmost_collector.options import address
+from hindmost_collector.options import Options, address
 from hindmost_collector.serve.credentials import Door, Gate
-from hindmost_collector.serve.exposition import INFO, collected, counter, gauge, open_ports
+from hindmost_collector.serve.exposition import INFO, Metric, collected, counter, gauge, open_ports
 from hindmost_collector.serve.http import NoJobs, Page
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-
-    from prometheus_client.core import Metric as ClientMetric
-
-    from hindmost_collector.options import Options
-    from hindmost_collector.serve.exposition import Metric
-
-    Call = grpc.aio.StreamStreamCall[bytes, bytes]
+Call = grpc.aio.StreamStreamCall[bytes, bytes]
 
 log = logging.getLogger(__name__)
 

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from hindmost import __version__
 from hindmost_proto import telemetry_pb2 as wire
 
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable
-
-    from hindmost_collector.ingest.clock import JobClock, NodeClock
+from hindmost_collector.ingest.clock import JobClock, NodeClock
 
 #: Nanoseconds of a second, the unit of requested periods.
 NS = 1_000_000_000

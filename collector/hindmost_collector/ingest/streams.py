@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter, deque
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import grpc
 from hindmost.credentials import Grant
@@ -14,7 +15,7 @@ from hindmost.errors import HindmostError
 from hindmost_proto import retry
 from hindmost_proto import telemetry_pb2 as wire
 
-from hindmost_collector.ingest.clock import NodeClock
+from hindmost_collector.ingest.clock import JobClock, NodeClock
 from hindmost_collector.ingest.connections import (
     HELLO_FIRST,
     NO_RELAY,
@@ -24,21 +25,14 @@ from hindmost_collector.ingest.connections import (
     RejectedCalls,
     served,
 )
-from hindmost_collector.ingest.decode import Decoder, Inbox, Parking, references, samples
-from hindmost_collector.ingest.definitions import IDENTITY_LIMIT, check_own, foreign
+from hindmost_collector.ingest.decode import Decoder, Inbox, Parking, Samples, references, samples
+from hindmost_collector.ingest.definitions import IDENTITY_LIMIT, Definitions, check_own, foreign
 from hindmost_collector.ingest.row_builder import Malformed
 from hindmost_collector.ingest.session import PROTOCOL, AgentSession, Outbox
+from hindmost_collector.serve.credentials import Gate
 from hindmost_collector.store.recorder import Durable
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-
-    from hindmost_collector.ingest.clock import JobClock
-    from hindmost_collector.ingest.decode import Samples
-    from hindmost_collector.ingest.definitions import Definitions
-    from hindmost_collector.serve.credentials import Gate
-
-    Write = Callable[[wire.CollectorMessage], Awaitable[None]]
+Write = Callable[[wire.CollectorMessage], Awaitable[None]]
 
 log = logging.getLogger(__name__)
 

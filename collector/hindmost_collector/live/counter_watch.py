@@ -6,15 +6,13 @@ This triggers a full evaluation, which alone opens and closes verdicts. On full 
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from hindmost_judge.verdict.schema import QUIET
 
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
-
-    Array = np.ndarray[Any, Any]
+Array = np.ndarray[Any, Any]
 
 #: A delay is measured over so many seconds of steps, and so many collective calls, of the named ranks.
 LEAST_S, LEAST_CALLS = 5.0, 20

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
+
+from hindmost_proto import telemetry_pb2 as wire
 
 from hindmost_collector.live.evaluation_schedule import EVERY_S
 from hindmost_collector.live.notification import Notification
 from hindmost_collector.live.verdicts import VerdictLog, event_trace_request, line
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping
-
-    from hindmost_proto import telemetry_pb2 as wire
-
     from hindmost_collector.components import Components
     from hindmost_collector.live.evaluation_schedule import Judging
     from hindmost_collector.live.jobs import LiveJob

@@ -10,6 +10,7 @@ import json
 import os
 import re
 import time
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timezone
 from hashlib import blake2b
 from pathlib import Path
@@ -20,8 +21,6 @@ from hindmost.errors import UsageError, one_line
 from hindmost_collector.http_client import Answer, Receiver
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-
     from hindmost_collector.ingest.definitions import Pod
     from hindmost_collector.live.notification import Notification
 

@@ -18,6 +18,7 @@ import signal
 import subprocess
 import threading
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from html import escape
 from typing import TYPE_CHECKING, Any, Protocol
@@ -31,8 +32,6 @@ from hindmost_collector.http_client import Answer, Receiver
 from hindmost_collector.report.verdict_lines import RenderedVerdict, of_verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from hindmost_collector.ingest.definitions import Pod
 
 log = logging.getLogger(__name__)

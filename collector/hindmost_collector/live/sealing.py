@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import shlex
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +21,6 @@ from hindmost_collector.report import section_rows, sections
 from hindmost_collector.store.meta import tuning
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
     from hindmost_judge.model import Run
     from hindmost_judge.overview import Overview
 

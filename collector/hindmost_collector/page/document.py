@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
@@ -12,8 +13,6 @@ from hindmost_collector.report import columns
 from hindmost_collector.report.verdict_lines import in_short
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from hindmost_judge.model import Run
     from hindmost_judge.overview import Overview
     from jinja2 import Template

@@ -8,7 +8,9 @@ stopped at one place of their collectives. Without any of these the files are re
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -20,9 +22,6 @@ from hindmost_collector.formats import inspector, profiler_csv
 from hindmost_collector.recordings import one_job
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
     import pandas as pd
     from hindmost_judge.types import Array
 

@@ -7,6 +7,7 @@ at the end counts as far as its file goes, and then so do the others: a cut file
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -21,8 +22,6 @@ from hindmost_collector.recordings import rank_mapping
 from hindmost_collector.recordings.tables import select
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
     import pandas as pd
     from hindmost_judge.model import Table
     from hindmost_judge.types import Array

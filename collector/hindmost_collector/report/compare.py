@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from difflib import SequenceMatcher
 from string import ascii_uppercase
@@ -21,6 +22,7 @@ from hindmost_judge.settings import DEFAULT
 from hindmost_judge.stats.robust import average, median, standard_error, time_blocks
 from hindmost_judge.verdict.schema import QUIET, STOPS, identity, unsure
 from hindmost_judge.verdict.wording import UNMEASURED, duration
+from rich.table import Table
 from rich.text import Text
 
 from hindmost_collector.report import columns, sections
@@ -29,13 +31,10 @@ from hindmost_collector.report.text import console, labelled, paragraph, table_o
 from hindmost_collector.report.verdict_lines import doing, of_verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from hindmost_judge.model import Run
     from hindmost_judge.overview import Overview
     from hindmost_judge.settings import Settings
     from hindmost_judge.types import Floats
-    from rich.table import Table
 
 SCHEMA, SCALING = "hindmost.compare/1", "hindmost.scaling/1"
 #: Two standard errors: the interval that holds the true change in 19 of 20 cases.

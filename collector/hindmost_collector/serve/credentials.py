@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import logging
 import ssl
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import grpc
 from hindmost.credentials import Client, Grant, Reread, bearer, file_content, granted, private, reason, secrets_of
 from hindmost.errors import UsageError
 from hindmost.web_config import WebConfig
+from hindmost_proto import telemetry_pb2 as wire
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from hindmost_proto import telemetry_pb2 as wire
-
     from hindmost_collector.options import Options
 
 log = logging.getLogger(__name__)

@@ -7,6 +7,7 @@ import json
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hindmost.errors import HindmostError
@@ -18,8 +19,6 @@ from hindmost_collector.report.verdict_lines import waited
 from hindmost_collector.serve.live_tables import LiveTables
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from hindmost_collector.components import Components
     from hindmost_collector.live.jobs import LiveJob
 

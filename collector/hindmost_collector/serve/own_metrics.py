@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from hindmost import __version__
@@ -11,8 +12,6 @@ from hindmost_collector.serve.exposition import INFO, STORE_FAILING, collected, 
 from hindmost_collector.store import remote_write
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
     from prometheus_client.core import Metric as ClientMetric
 
     from hindmost_collector.components import Components

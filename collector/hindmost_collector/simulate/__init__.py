@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
@@ -12,8 +13,6 @@ from hindmost_collector.simulate.record import record
 from hindmost_collector.simulate.scenario import Fault, Noise, Scenario, Truth
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from hindmost_judge.model import Run
 
     from hindmost_collector.simulate.engine import Draws

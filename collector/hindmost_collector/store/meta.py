@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 from hindmost.errors import HindmostError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
 
 NAME = "meta.json"
 SCHEMA, VERSION = "hindmost.run/", 1

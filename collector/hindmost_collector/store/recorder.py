@@ -7,22 +7,17 @@ import errno
 import logging
 import time
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 import pyarrow as pa
+from hindmost_judge.model import Run
 
-from hindmost_collector.store.arrow_tables import arrow_tables
+from hindmost_collector.ingest.chunk import Chunk
+from hindmost_collector.ingest.definitions import Definitions
+from hindmost_collector.ingest.row_builder import Words
+from hindmost_collector.store.arrow_tables import Clock, Files, Rows, arrow_tables
 from hindmost_collector.store.parquet.journal import UnsettledError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from hindmost_judge.model import Run
-
-    from hindmost_collector.ingest.chunk import Chunk
-    from hindmost_collector.ingest.definitions import Definitions
-    from hindmost_collector.ingest.row_builder import Words
-    from hindmost_collector.store.arrow_tables import Clock, Files, Rows
 
 log = logging.getLogger(__name__)
 

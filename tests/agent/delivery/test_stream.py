@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import grpc.aio
 import pytest
@@ -19,10 +21,6 @@ from hindmost_proto import SERVICE, retry
 from hindmost_proto import telemetry_pb2 as wire
 
 from tests.waiting import PATIENCE_S, until
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
 
 #: A port without a listener.
 CLOSED_PORT = 9

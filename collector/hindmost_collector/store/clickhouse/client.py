@@ -6,6 +6,7 @@ import importlib
 import logging
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -15,8 +16,6 @@ from hindmost.errors import HindmostError, MissingError, UsageError
 from hindmost_collector.store.clickhouse.ddl import Place
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     import pyarrow as pa
 
 SCHEME = "clickhouse://"

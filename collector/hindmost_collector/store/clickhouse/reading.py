@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from hindmost.errors import HindmostError, MissingError, UsageError
@@ -14,8 +15,6 @@ from hindmost_collector.store.parquet.run_directory import run_of
 from hindmost_collector.store.tables import Tables, checked
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     import pyarrow as pa
     from hindmost_judge.model import Run
 

@@ -13,24 +13,19 @@ import logging
 import shutil
 import threading
 import time
-from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any
 from urllib.parse import quote
 
 from hindmost.errors import HindmostError
+from hindmost_judge.model import Run
 
 from hindmost_collector.store import meta
+from hindmost_collector.store.arrow_tables import Clock, Files, Rows
 from hindmost_collector.store.parquet import segments
 from hindmost_collector.store.parquet.journal import TEMPORARY, Journal, UnsettledError, write_durably, write_synced
 from hindmost_collector.store.parquet.run_directory import read_run
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-    from pathlib import Path
-
-    from hindmost_judge.model import Run
-
-    from hindmost_collector.store.arrow_tables import Clock, Files, Rows
 
 log = logging.getLogger(__name__)
 
