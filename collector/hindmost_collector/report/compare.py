@@ -325,16 +325,7 @@ def _notes(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
     ]
     if a.get("command") and b.get("command") and (words := _unlike(a["command"].split(), b["command"].split())):
         unlike.append(f"the command differs: {words}")
-    return [*unlike, *_failures(a, b).values()]
-
-
-def _failures(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, str]:
-    """Label to how a run ended of itself before its work was done."""
-    failed = {label: job for label, job in (("A", a), ("B", b)) if job.get("ended") and not job.get("interrupted_by")}
-    return {
-        label: f"{label} {'failed' if job.get('exit_code') else 'ended'}: {job['ended']}"
-        for label, job in failed.items()
-    }
+    return unlike
 
 
 def _share_of_step(seen: Overview, plane: str) -> float | None:
@@ -429,8 +420,7 @@ def render(found: Mapping[str, Any], width: int = 100, color: bool = False) -> s
     for one in found.get("settings") or ():
         page.print(labelled("SET", _setting(one)))
     for note in found["notes"]:
-        if note not in result[0]:
-            page.print(labelled("NOTE", note, "dim"))
+        page.print(labelled("NOTE", note, "dim"))
     shown = [measure for measure in found["measures"] if _matters(measure, found["measures"])]
     if shown:
         page.print(_table(shown))
@@ -449,17 +439,26 @@ def _setting(one: Mapping[str, Any]) -> str:
 def _result(found: Mapping[str, Any], pace: tuple[str, str]) -> tuple[str, str]:
     """What happened to the job, then to its pace, and its style."""
     steps, style = pace
-    stopped = {label: said for label in ("A", "B") if (said := _stop(found["verdicts"], label))}
-    ends = [f"{label} did not finish: {said}" for label, said in stopped.items()]
-    signals = {label: found[label.lower()].get("interrupted_by") for label in ("A", "B")}
-    ends += [f"{label} was interrupted by {name}" for label, name in signals.items() if name and label not in stopped]
-    failed = {label: said for label, said in _failures(found["a"], found["b"]).items() if label not in stopped}
-    ends += failed.values()
+    ends = {label: said for label in "AB" if (said := _end(found, label))}
     if not ends:
         return steps, style
-    stopped |= failed
-    style = f"bold {_WORSE if 'B' in stopped else _BETTER if stopped else 'yellow'}"
-    return f"{'; '.join(ends)}; up to there: {steps}", style
+    failed = [label for label, said in ends.items() if _INTERRUPTED not in said]
+    style = f"bold {_WORSE if 'B' in failed else _BETTER if failed else 'yellow'}"
+    return f"{'; '.join(f'{label} {said}' for label, said in ends.items())}; up to there: {steps}", style
+
+
+#: How the end of a run is said that a user brought about.
+_INTERRUPTED = "was interrupted by"
+
+
+def _end(found: Mapping[str, Any], label: str) -> str:
+    """How one of the two runs ended before its work was done; empty where it did not."""
+    job = found[label.lower()]
+    if stop := _stop(found["verdicts"], label):
+        return f"did not finish: {stop}"
+    if job.get("interrupted_by"):
+        return f"{_INTERRUPTED} {job['interrupted_by']}"
+    return f"{'failed' if job.get('exit_code') else 'ended'}: {job['ended']}" if job.get("ended") else ""
 
 
 def _pace(rate: Mapping[str, Any]) -> tuple[str, str]:

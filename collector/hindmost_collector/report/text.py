@@ -6,7 +6,7 @@ import io
 import re
 import textwrap
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -14,7 +14,7 @@ from hindmost.errors import one_line
 from hindmost_judge.verdict.schema import STOPS
 from hindmost_judge.verdict.wording import ALONE, STALL, START_UP
 from rich.box import SIMPLE_HEAD
-from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
@@ -23,6 +23,8 @@ from hindmost_collector.report.verdict_lines import RenderedVerdict, decisive, f
 
 _STYLES = {"OK": "bold green", "UNSURE": "bold yellow"}
 _LABEL = 7
+#: Labels of what to do, and of what to do after that.
+_DO, _THEN = "DO     ", "THEN   "
 #: Of names in a recording (nodes, functions) so many characters are shown at most.
 _LONGEST, _WIDEST = 2000, 64
 #: Of ids at least so many are.
@@ -66,8 +68,10 @@ def render(
     page = console(width, color)
     chosen = None if ranks is None else list(ranks)
     request = _Request(report, chosen, explain, path, wanted, titled, page.width, program)
+    said = False
     for one in _lines(request):
-        page.print(one)
+        page.print(replace(one, label=_THEN) if said and isinstance(one, _Paragraph) and one.label == _DO else one)
+        said = said or (isinstance(one, _Paragraph) and one.label == _DO)
     return written(page)
 
 
@@ -174,13 +178,14 @@ def _verdicts(request: _Request) -> Iterator[RenderableType]:
     failed = job.get("ended") and not job.get("interrupted_by")
     for one in request.verdicts:
         if not request.explain and {"OK": job.get("ended"), "UNSURE": failed}.get(one.head):
-            why = () if one.head == "OK" and job.get("to_do") else decisive(one)
-            yield labelled("NOTE", "; ".join((one.what, *why) if one.head == "OK" else why), "dim")
+            balanced = one.kind == "balanced"
+            why = () if balanced and job.get("to_do") else decisive(one)
+            yield labelled("NOTE", "; ".join((one.what, *why) if balanced else why or (one.what,)), "dim")
         elif request.limit_first and ALONE in one.what and not request.explain:
             yield labelled("NOTE", one.what, "dim")
             yield from (labelled("DO", line) for line in one.do)
         else:
-            yield _verdict(one, request.width, request.explain)
+            yield from _verdict(one, request.width, request.explain)
 
 
 def _pace(report: Mapping[str, Any]) -> Iterator[RenderableType]:
@@ -356,15 +361,19 @@ def paragraph(words: str, style: str) -> _Paragraph:
     return _Paragraph("", words, style)
 
 
-def _verdict(one: RenderedVerdict, width: int, explain: bool) -> Group:
-    lines = [_head(one, width)]
-    lines += [labelled("COST", one.cost)] if one.cost else []
-    lines += [labelled("ALSO", one.also)] if one.also else []
+def _verdict(one: RenderedVerdict, width: int, explain: bool) -> Iterator[_Paragraph]:
+    yield _head(one, width)
     why = one.why if explain else decisive(one)
-    lines += [labelled("" if at else "WHY", text) for at, text in enumerate(why)]
-    lines += [labelled("WHERE", one.where)] if one.where and explain else []
-    lines += [labelled("" if at else "DO", text) for at, text in enumerate(one.do)]
-    return Group(*lines)
+    where = (one.where,) if one.where and explain else ()
+    parts = {
+        "COST": filter(None, (one.cost,)),
+        "ALSO": filter(None, (one.also,)),
+        "WHY": why,
+        "WHERE": where,
+        "DO": one.do,
+    }
+    for label, texts in parts.items():
+        yield from (labelled("" if at else label, text) for at, text in enumerate(texts))
 
 
 def _head(one: RenderedVerdict, width: int) -> _Paragraph:

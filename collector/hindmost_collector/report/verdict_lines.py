@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import Any
 
 from hindmost_judge.verdict.schema import AT_LEAST, unsure, waiting
-from hindmost_judge.verdict.wording import ALONE, ANY_JOB, RANKS_WAIT, TWO_CAUSES, WHICH_ID, duration, names
+from hindmost_judge.verdict.wording import ALONE, ANY_JOB, NONE_SEEN, RANKS_WAIT, TWO_CAUSES, WHICH_ID, duration, names
 
 from hindmost_collector.report import columns
 from hindmost_collector.report.columns import part_of, ratio, without
@@ -83,9 +83,9 @@ def in_short(report: Mapping[str, Any]) -> list[RenderedVerdict]:
 
 
 def decisive(one: RenderedVerdict) -> tuple[str, ...]:
-    """The evidence that is shown first: what decided; and how long ranks wait though none is slow."""
+    """The evidence that is shown first: what decided, of stalls each; and how long ranks wait though none is slow."""
     waits = one.head == "OK" and "".join(one.why[1:2]).startswith(RANKS_WAIT)
-    return one.why[: 2 if waits else 1]
+    return one.why if one.kind == "stalled" else one.why[: 2 if waits else 1]
 
 
 def _periods(verdicts: Iterable[Mapping[str, Any]]) -> str:
@@ -170,8 +170,8 @@ def _verdict(report: Mapping[str, Any], one: Mapping[str, Any]) -> RenderedVerdi
         short, cost = f"{amount}{share}", f"{amount} since then{share}"
     else:
         head, what = _HEADS[kind](one, _who(report, one))
-        if head == "OK" and report["job"].get("ended"):
-            what = "no rank was slow until then"
+        if kind == "balanced" and report["job"].get("ended"):
+            what = f"no rank was {'clearly ' * (head == 'UNSURE')}slow until then"
     why, do = tuple(one.get("evidence") or ()), tuple(one.get("advice") or ())[:_ADVICE]
     if why and (what.endswith(why[0]) or why[0].startswith(TWO_CAUSES)):  # the head says it already
         why = why[1:]
@@ -249,9 +249,9 @@ def _interval(one: Mapping[str, Any]) -> str:
     return f", since step {since}{at}" if until is None else f", steps {since}{at} to {until}"
 
 
-def clock(unix_s: float) -> str:
-    """``Nov 29 02:14``, of this machine's time zone."""
-    return time.strftime("%b %d %H:%M", time.localtime(unix_s))
+def clock(unix_s: float, seconds: str = "") -> str:
+    """``Nov 29 02:14``, with ``:%S`` also seconds, of this machine's time zone."""
+    return time.strftime(f"%b %d %H:%M{seconds}", time.localtime(unix_s))
 
 
 def _later(one: Mapping[str, Any]) -> str:
@@ -290,7 +290,7 @@ def _balanced(one: Mapping[str, Any], _: str) -> tuple[str, str]:
 
 def _unsure(one: Mapping[str, Any], _: str) -> tuple[str, str]:
     first = next(iter(one.get("evidence") or ()), "")
-    return "UNSURE", first if ALONE in first else "cannot say whether a rank is slow"
+    return "UNSURE", first if ALONE in first or first.startswith(NONE_SEEN) else "cannot say whether a rank is slow"
 
 
 _HEADS: dict[str, Callable[[Mapping[str, Any], str], tuple[str, str]]] = {
@@ -367,12 +367,13 @@ def _cost(one: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def waited(one: Mapping[str, Any]) -> str:
-    """``7 ranks waited 36.4 min in all, since Nov 29 02:14``: what a stop costs, as far as it is known."""
+    """``7 ranks waited 5.2 min on average, since Nov 29 02:14:05``: what a stop costs, as far as it is known."""
     seconds, ranks = one.get("waited_s"), waiting(one)
     if not seconds or not ranks:
         return ""
-    since = f", since {clock(one['since_time_s'])}" if one.get("since_time_s") else ""
-    return f"{columns.count(len(ranks), 'rank')} waited {lasting(seconds)}{' in all' if len(ranks) > 1 else ''}{since}"
+    since = f", since {clock(one['since_time_s'], ':%S')}" if one.get("since_time_s") else ""
+    mean = f"{lasting(seconds / len(ranks))}{' on average' * (len(ranks) > 1)}"
+    return f"{columns.count(len(ranks), 'rank')} waited {mean}{since}"
 
 
 def lasting(seconds: float, digits: int = 1) -> str:

@@ -16,7 +16,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from hindmost_judge import job_command
+from hindmost_judge import communication, job_command
 from hindmost_judge.blocks import Blocks
 from hindmost_judge.detect import hang
 from hindmost_judge.encoding import codes
@@ -30,7 +30,7 @@ from hindmost_judge.types import Array
 from hindmost_judge.verdict import missing_ranks
 from hindmost_judge.verdict.advice import by_torch, in_python
 from hindmost_judge.verdict.schema import STOPS, Verdict, insufficient
-from hindmost_judge.verdict.wording import ALONE, OLDER, ONE_ANSWER, attach, ms, names, percent
+from hindmost_judge.verdict.wording import ALONE, NONE_SEEN, OLDER, ONE_ANSWER, attach, ms, names, percent
 from hindmost_judge.whatif import savings
 
 
@@ -204,6 +204,9 @@ def too_little(run: Run, blocks: Blocks | None, settings: Settings) -> Verdict:
         return insufficient(evidence, advice=advice)
     if blocks is None and (unpatterned := _patternless(run, settings)) is not None:
         return unpatterned
+    if ranks == 0 and run.job.source == Job.source:
+        seen, advice = _none_seen(run.job)
+        return insufficient(*seen, advice=advice)
     evidence, advice = _missing_for_a_verdict(ranks, blocks, settings, run)
     if blocks is None and ranks > 1:
         evidence, advice = polled(run) or _of_dumps(run) or _of_ras(run) or (evidence, advice)
@@ -216,8 +219,6 @@ def _missing_for_a_verdict(ranks: int, blocks: Blocks | None, settings: Settings
     own = job.source == Job.source
     if ranks < 2 and not own:
         return _too_few_recorded(ranks, job)
-    if ranks == 0:
-        return _none_seen(job)
     if ranks == 1:
         return _one_seen(blocks, run)
     if blocks is None and run.at_work and not rows(run.steps) and rows(run.collectives) < ranks * settings.min_steps:
@@ -227,12 +228,25 @@ def _missing_for_a_verdict(ranks: int, blocks: Blocks | None, settings: Settings
         )
     if blocks is None or len(blocks.steps) == 0:
         return (
-            f"{ranks} ranks, but no step, no collective that repeats on two of them, and messages form no steps",
+            f"{ranks} ranks, but no step, no collective that repeats on two of them, and messages form no steps"
+            + _in_calls(run),
             _mark(run) if own else "record the job with `hindmost run -- COMMAND`",
         )
     of_which = "after warm-up" if blocks.warmup else "with start-up"
     steps = f"{_count(len(blocks.steps), 'step')} {of_which}, of {ranks} ranks: too few to judge"
     return f"{steps}{_so_far(blocks)}", _more(settings.min_steps, job)
+
+
+def _in_calls(run: Run) -> str:
+    """Which ranks work while others wait in calls; nothing where all do alike."""
+    ranks = np.unique(run.ranks["rank"])
+    shares = communication.share_of_time(run, ranks)
+    most = float(np.nanmax(shares, initial=0.0))
+    work, wait = ranks[shares < most / 2].tolist(), ranks[shares >= most / 2].tolist()
+    if not work:
+        return ""
+    least, are = percent(float(shares[shares < most / 2].max())), "is" if len(wait) == 1 else "are"
+    return f"; {names(wait)} {are} in calls for {percent(most)} of the time, {names(work)} for {least}: those work"
 
 
 #: Of fewer steps, and of a smaller share of them, it says nothing that one rank was waited for longest.
@@ -369,8 +383,8 @@ def _of_ras(run: Run) -> tuple[str, str] | None:
 
 #: What makes a process a rank.
 _LOOKED_FOR = (
-    "Looked for: steps of PyTorch, Keras, Lightning or `hindmost.step()`;"
-    " calls of NCCL, torch.distributed or Horovod; calls of MPI under mpirun or srun"
+    "a rank is what makes steps of PyTorch, Keras, Lightning or `hindmost.step()`,"
+    " or calls of NCCL, torch.distributed or Horovod, or of MPI under mpirun or srun"
 )
 #: What to look at where ``hindmost run`` saw no rank, and nothing says why.
 _INHERIT = (
@@ -380,31 +394,29 @@ _INHERIT = (
 
 #: The same where the probe was in a process all the same.
 _UNTRAINED = (
-    "`import hindmost`, and write `with hindmost.step():` around each iteration."
+    "of one process, mark the steps: `import hindmost`, and `with hindmost.step():` around each iteration."
     " Start a lone MPI process with `mpirun -np 1`."
     " If another process trains, it needs this command's environment: sudo, ssh and containers drop it"
 )
 
 
-def _none_seen(job: Job) -> tuple[str, str]:
+def _none_seen(job: Job) -> tuple[tuple[str, ...], str]:
     """Why no rank was seen, as far as is known, and what helps. ``hindmost run`` alone says what the command was."""
     if job.no_ring:
-        return f"no rank was seen: {job.no_ring}", "make room in /dev/shm, or give the container more (--shm-size=1g)"
+        return (f"{NONE_SEEN}: {job.no_ring}",), "make room in /dev/shm, or give the container more (--shm-size=1g)"
     if job.command is None:
         return (
-            "no rank was seen",
+            (NONE_SEEN,),
             "put `hindmost run --` before the command that starts the ranks; `hindmost doctor` says what can be seen",
         )
     if job.exit_code:
-        return f"no rank was seen before the job {_end(job)}", _after_end(job)
-    if job.entered:
-        seen = f"a Python process loaded the probe, but ran no known step, nor a collective as a rank. {_LOOKED_FOR}"
-        return f"no rank was seen: {seen}", _UNTRAINED
-    isolated = job_command.isolating_option(split(job.command))
+        return (f"{NONE_SEEN} before the job {_end(job)}",), _after_end(job)
+    isolated = None if job.entered else job_command.isolating_option(split(job.command))
     if isolated:
-        return "no rank was seen", job_command.isolation_remedy(*isolated)
+        return (NONE_SEEN,), job_command.isolation_remedy(*isolated)
     called = (script(split(job.command)) or job.command).rpartition("/")[2]
-    return f"no rank was seen: {called} ended{_after(job)}. {_LOOKED_FOR}", _INHERIT
+    seen = f"{called} ended{_after(job)}" + " without a known step, or a collective as a rank" * job.entered
+    return (f"{NONE_SEEN}: {seen}", _LOOKED_FOR), _UNTRAINED if job.entered else _INHERIT
 
 
 def _after(job: Job) -> str:

@@ -228,11 +228,11 @@ def with_ended_stalls(found: list[Verdict], stalls: Sequence[Stall], run: Run) -
     if not stalls:
         return found
     advice = (_advice_on_stall(stalls[-1], run),)
-    why = "; ".join(_stall_words(max(stalls, key=lambda one: one.until_s - one.since_s)))
+    why = tuple("; ".join(_stall_words(one)) for one in stalls[:_MOST_STALLS])
     return [
         verdict
         if verdict.ranks or verdict.kind not in ("balanced", "insufficient_data")
-        else replace(verdict, evidence=(why, *(verdict.evidence if verdict.kind != "balanced" else ())), advice=advice)
+        else replace(verdict, evidence=(*why, *(verdict.evidence if verdict.kind != "balanced" else ())), advice=advice)
         for verdict in found
     ]
 
@@ -295,8 +295,7 @@ def _stall_words(stall: Stall) -> list[str]:
     """When nothing moved, and who waited for whom."""
     lasted = stall.until_s - stall.since_s
     when = f"{lasted:.1f} s without progress, from {stall.since_s:.1f} s after the job's start"
-    seconds = {int(rank): halted for rank, halted in stall.stopped_s.items()}
-    found = [stopped(seconds)] if seconds else []
+    found = [stopped(dict.fromkeys(map(int, stall.stopped_s), 0.0))] if stall.stopped_s else []
     if not stall.waiting:
         return [when, *found]
     if stall.ranks:

@@ -27,6 +27,8 @@ _COLLECTIVES = re.compile(r"(?<![\w./-])collectives(?![\w/-]|\.\w)")
 STALL, START_UP = "stall ", "start-up: "
 #: What is said of a job of one rank, in place of whether it is slow.
 ALONE = "no other rank to compare it with"
+#: How the evidence begins where there is no rank.
+NONE_SEEN = "no rank was seen"
 #: The note on a single answer of NCCL's RAS.
 ONE_ANSWER = "one answer of NCCL's RAS shows no hang"
 
@@ -374,12 +376,16 @@ def shares(delay: float, cause: Cause, per: str = "per step", what: str = "delay
     named = cause.cause != "unknown"
     seen = named and cause.cause != "workload"
     shown = [(name, ns) for name, ns in cause.shares_ns if not (seen and name == "idle")]
-    known = [(name, min(ns, delay)) for name, ns in _split(shown, cause.queued) if ns >= 0.05 * delay][:3]
+    known = [(name, min(ns, delay)) for name, ns in shown if ns >= 0.05 * delay][:3]
     if not known:
         return ["no measurement explains the delay"]
-    found = f"{ms(delay)} {what} {per}: " + ", ".join(f"{MEASURES.get(name, name)} {ms(ns)}" for name, ns in known)
-    if len(known) == 1 and ms(known[0][1]) == ms(delay):
-        found = f"{ms(delay)} {what} {per}, all of it {MEASURES.get(known[0][0], known[0][0])}"
+    (first, most), *_ = known
+    queues = first == "compute" and cause.queued >= 0.05 * delay
+    of_computing = f" ({ms(max(most - cause.queued, 0.0))} on a CPU, else queued)" if queues else ""
+    parts = [(MEASURES.get(name, name), ms(ns), of_computing * (name == "compute")) for name, ns in known]
+    found = f"{ms(delay)} {what} {per}: " + ", ".join(f"{name} {took}{of}" for name, took, of in parts)
+    if len(known) == 1 and parts[0][1] == ms(delay):
+        found = f"{ms(delay)} {what} {per}, all of it {parts[0][0]}{of_computing}"
     if _two(delay, cause):
         return [found]
     if named or cause.remark or cause.explained is None:
@@ -393,18 +399,11 @@ def later_by(whose: str, late: float, need: float, queued: float) -> list[str]:
     if late <= _MORE * need:
         return []
     waits = min(queued, late - need)
-    parts = {"computing": need, "waiting for a CPU": waits, "not measured": late - need - waits}
-    shown = ", ".join(f"{what} {ms(ns)}" for what, ns in parts.items() if ns >= 0.05 * late)
-    return [f"{whose}{ms(late)} delay per step: {shown}"]
-
-
-def _split(parts: Sequence[tuple[str, float]], queued: float) -> list[tuple[str, float]]:
-    """The parts, longest first, with what computing ``queued`` for a CPU as waiting for one."""
-    found = dict(parts)
-    if queued > 0:
-        found["compute"] -= queued
-        found["cpu_contention"] = max(found.get("cpu_contention", 0.0), 0.0) + queued
-    return sorted(found.items(), key=lambda one: -one[1])
+    computing = f"computing {ms(need + waits)} ({ms(need)} on a CPU, else queued)"
+    rest = late - need - waits
+    return [
+        f"{whose}{ms(late)} delay per step: {computing}" + (f", not measured {ms(rest)}" if rest >= 0.05 * late else "")
+    ]
 
 
 def _two(delay: float, cause: Cause) -> str:

@@ -165,6 +165,13 @@ def test_a_verdict_says_at_what_time_it_began(onset: int) -> None:
     assert slow.what.endswith(f"since step {onset}{when}")
 
 
+def test_what_to_do_has_an_order() -> None:
+    """About the costliest verdict first."""
+    faults = (Fault("compute", (3,), 0.2), Fault("input", (5,), 0.3, 60))
+    shown = text.render(judge(simulate(Scenario(8, 120, faults=faults)).run).to_dict())
+    assert re.findall(r"^(DO|THEN) ", shown, re.MULTILINE) == ["DO", "THEN"]
+
+
 def test_the_head_of_a_job_limited_by_its_hosts_says_by_what() -> None:
     """By launches of kernels, where no other cause is known."""
     limited = {"kind": "host_bound", "ranks": (), "since_step": 0}

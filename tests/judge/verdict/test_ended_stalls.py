@@ -112,8 +112,10 @@ def test_the_headline_says_that_the_job_stalled_and_for_which_rank() -> None:
 def test_the_headline_adds_up_several_stalls() -> None:
     """Two of 10 s are 20 s."""
     report = judge(looked_at(stalled(10.0, (20, 40)), (1, 5.0, STACK), (1, 15.0, STACK))).to_dict()
-    what = with_rendered(report)["rendered"][0]["what"]
-    assert what == "for 20.0 s in 2 stalls, then went on: rank 1 did not arrive"
+    (shown,) = with_rendered(report)["rendered"]
+    assert shown["what"] == "for 20.0 s in 2 stalls, then went on: rank 1 did not arrive"
+    assert [line.partition(",")[0] for line in shown["why"]] == ["10.0 s without progress"] * 2
+    assert text.render(report).count("without progress") == 2
 
 
 def test_a_stall_of_all_ranks_of_a_node_is_reported_as_the_node_s() -> None:

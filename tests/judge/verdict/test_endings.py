@@ -431,6 +431,14 @@ def test_a_long_wait_that_was_ended_is_a_hang_and_no_death() -> None:
     assert judge(run).verdicts[0].kind == "hang"
 
 
+def test_of_a_job_that_failed_no_rank_is_suspected() -> None:
+    """How it ended is the news, and a rank that may be slow no part of it."""
+    report = judge(Run(Job("j", command="python no.py", exit_code=2))).to_dict()
+    unsure = report["verdicts"][0] | {"kind": "balanced", "confidence": 0.3, "evidence": ["rank 1 is suspected"]}
+    shown = text.render(report | {"verdicts": [unsure], "job": report["job"] | {"to_do": "read the output of rank 0"}})
+    assert shown.splitlines()[2:4] == ["DO     read the output of rank 0", "NOTE   no rank was clearly slow until then"]
+
+
 def test_a_command_that_failed_is_not_unsure() -> None:
     """A script that is not there has no slow rank to be unsure about; one that Ctrl-C ended early has."""
     failed = text.render(judge(Run(Job("j", command="python no.py", exit_code=2))).to_dict())
