@@ -4,6 +4,7 @@ import csv as csv_reader
 import io
 import json
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -23,11 +24,12 @@ from hindmost_judge.timeline import build_blocks
 from hindmost_judge.verdict.schema import Report
 from hindmost_judge.verdict.whole_job import of_job
 
+from tests.pages import inside
 from tests.runs import made
 from tests.scenarios import loads
 
 ROOT = Path(__file__).resolve().parents[3]
-GOLDEN = ROOT / "tests/golden/sections"
+GOLDEN = ROOT / "tests/golden/reports"
 SCHEMA = json.loads((ROOT / "docs/reference/report.schema.json").read_text(encoding="utf-8"))
 
 
@@ -61,18 +63,29 @@ def judged(name: str) -> tuple[Run, Report, dict[str, Any]]:
     return run, found, sections.added(report, section_rows.of(run, report, found.overview))
 
 
+def page_words(run: Run, found: Report, report: dict[str, Any]) -> str:
+    """What the page says of a run: a line a verdict, and one a table."""
+    held = inside(document.of_report(report, run, found.overview))
+    return "".join(json.dumps(one, ensure_ascii=False) + "\n" for one in (*held["report"]["rendered"], *held["sections"]))
+
+
+FORMATS: dict[str, Callable[[Run, Report, dict[str, Any]], str]] = {
+    "txt": lambda *made: text.render(made[2], 100, wanted=tuple(sections.SECTIONS)),
+    "markdown": lambda *made: markdown.render(made[2]),
+    "csv": lambda *made: csv.render(made[2]) + csv.render_sections(made[2], tuple(sections.SECTIONS)),
+    "json": lambda *made: json.dumps(brief.of(made[2]), indent=1) + "\n",
+    "page": page_words,
+}
+
+
+@pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("name", RUNS)
-def test_sections_are_what_they_were(name: str) -> None:
-    """In text; RENEW_GOLDEN=1 writes them anew."""
-    shown = text.render(judged(name)[2], 100, wanted=tuple(sections.SECTIONS))
-    found = (
-        shown[shown.index(f"\n{sections.SECTIONS['wall_clock'].title}\n") + 1 :] if "\nWall clock\n" in shown else shown
-    )
-    path = GOLDEN / f"{name}.txt"
+def test_a_report_is_what_it_was(name: str, form: str) -> None:
+    """In each format; RENEW_GOLDEN=1 writes them anew."""
+    shown, path = FORMATS[form](*judged(name)), GOLDEN / f"{name}.{form}"
     if os.environ.get("RENEW_GOLDEN"):
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(found, encoding="utf-8")
-    assert found == path.read_text(encoding="utf-8")
+        path.write_text(shown, encoding="utf-8")
+    assert shown == path.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("name", RUNS)
