@@ -34,7 +34,7 @@ EVERY_S = 5.0
 STEPS, STEP_MS = 400, 20
 #: What may grow a little, for so long: allocators keep what a larger job took. And what may not: by more than so many.
 MEMORY = ("collector_mib", "agent_mib")
-COUNTED, MORE = ("collector_threads", "agent_threads", "collector_files", "agent_files", "collector_jobs"), 4
+COUNTED, MORE = ("collector_threads", "agent_threads", "collector_files", "agent_files", "collector_jobs"), 8
 
 
 class Soak:
