@@ -66,7 +66,8 @@ def judged(name: str) -> tuple[Run, Report, dict[str, Any]]:
 def page_words(run: Run, found: Report, report: dict[str, Any]) -> str:
     """What the page says of a run: a line a verdict, and one a table."""
     held = inside(document.of_report(report, run, found.overview))
-    return "".join(json.dumps(one, ensure_ascii=False) + "\n" for one in (*held["report"]["rendered"], *held["sections"]))
+    lines = (*held["report"]["rendered"], *held["sections"])
+    return "".join(json.dumps(one, ensure_ascii=False) + "\n" for one in lines)
 
 
 FORMATS: dict[str, Callable[[Run, Report, dict[str, Any]], str]] = {
