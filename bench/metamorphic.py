@@ -19,8 +19,6 @@ many recordings name other ranks, find other kinds of verdicts or another cause.
 with 1 where other ranks are named.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -6,8 +6,6 @@ takes the jobs of ``two_lanes``, whose hosts and GPUs are lanes of their own; ``
 recordings into which faults are put.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import multiprocessing

@@ -1,7 +1,5 @@
 """Three simpler rules on the same recordings, as other tools apply them. Each names a set of ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

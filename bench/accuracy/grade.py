@@ -1,7 +1,5 @@
 """One run simulated, judged, and compared with what is true of it."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

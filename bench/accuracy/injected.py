@@ -7,8 +7,6 @@ a rank's clock, its log of steps, the second half of its file, a part of the row
 A recording is the part of a file before its fault, where it has one.
 """
 
-from __future__ import annotations
-
 import os
 import time
 import zlib

@@ -1,7 +1,5 @@
 """Intervals of 95 %: of rates by Wilson, of counted events by Poisson, of statistics of values by resampling."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

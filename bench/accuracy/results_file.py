@@ -1,7 +1,5 @@
 """What the results' file keeps of each run: a short row, of which the rest follows."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from typing import Any

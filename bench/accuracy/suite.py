@@ -1,7 +1,5 @@
 """Which jobs are simulated: a family and a seed give one scenario, always the same."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

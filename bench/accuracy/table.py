@@ -1,7 +1,5 @@
 """The results as tables, each figure with its interval and its goal; then confidence and simpler rules."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterable
 from typing import Any

@@ -1,7 +1,5 @@
 """The faults that ``live_faults.py`` injects, and what a verdict must say of each."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a fault did to the job's steps, from the job's own log, compared with what verdicts say."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from fault_cases import Case

@@ -5,8 +5,6 @@ what no case expects: launch-bound hosts (no rank named), where steps are longer
 fault that is not hidden, where they are longer since.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

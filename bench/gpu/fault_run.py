@@ -1,7 +1,5 @@
 """One ``hindmost run`` of ``faulty_job.py``: started, struck, watched and ended, each within a time limit."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

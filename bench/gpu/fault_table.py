@@ -5,8 +5,6 @@ python bench/gpu/fault_table.py bench/results/live_faults_*.json
 python bench/gpu/fault_table.py --docs                       # the table there, in place
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import re

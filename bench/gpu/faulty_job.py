@@ -5,8 +5,6 @@ acts, 0 for at once; ``struck`` says when that was), ``stop`` (the step after wh
 whatever you are in). It imports no hindmost.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import threading

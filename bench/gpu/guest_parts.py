@@ -20,8 +20,6 @@ The first steps of a block belong to none. Of each mode: the mean difference to 
 with a 95 % bootstrap interval over rounds.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import ctypes

@@ -15,8 +15,6 @@ job to job than a small fault takes. By the job's own log its steps are replayed
 without the fault: there a fault costs what the replay is longer by.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -10,8 +10,6 @@ its data set, the GPT's before forward. Ranks join when a file ``go`` in ``--roo
 their hosts did. It imports no hindmost.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -4,8 +4,6 @@ A fault of some ``share`` takes that part of a step's time more, as measured bef
 information from here, and nothing here imports it.
 """
 
-from __future__ import annotations
-
 import gc
 import time
 from collections.abc import Callable

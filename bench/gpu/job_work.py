@@ -1,7 +1,5 @@
 """What ``faulty_job.py`` works on: ready batches, its model's size, and more work of a known time."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -14,8 +14,6 @@ next job's processes start while this one runs, and join when it is asked to sto
 all as expected. A case that fails is reported as failed, and the next one begins; what is known is written after each.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import importlib.util

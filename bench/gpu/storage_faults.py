@@ -1,7 +1,5 @@
 """Files that a faulty rank really waits for: read past the cache, written until they are on the disk, mapped."""
 
-from __future__ import annotations
-
 import mmap
 import os
 import random

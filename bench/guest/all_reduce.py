@@ -3,8 +3,6 @@
 Its steps, and a file for the times (s, of the system's monotonic clock) at which rank 0 ended them.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import time

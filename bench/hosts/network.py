@@ -1,7 +1,5 @@
 """Hosts on one machine: network namespaces behind a switch, each with a name, shared memory and a home of its own."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

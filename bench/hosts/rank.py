@@ -3,8 +3,6 @@
 python rank.py MARKS mpi|gloo|horovod|none STEPS MILLISECONDS [SLOW_RANK]
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import time

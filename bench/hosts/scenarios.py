@@ -1,7 +1,5 @@
 """Jobs on two hosts: each launcher, each kind of network, each fault; what each ended in."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -3,8 +3,6 @@
 torchrun --nproc-per-node 2 deepspeed_loop.py
 """
 
-from __future__ import annotations
-
 import deepspeed
 import torch
 from torch.utils.data import DataLoader, TensorDataset

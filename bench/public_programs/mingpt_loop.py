@@ -6,8 +6,6 @@ The loop is the trainer's: a data loader, forward, backward in DDP, clipping, an
 a file for each sample, as a data set larger than memory is.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A stand-in server with the real engine, and a database of its own for each test."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import subprocess

@@ -6,8 +6,6 @@ Prints its port when it is ready. Two things differ from a server: an insert's b
 and one request runs at a time.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import re

@@ -1,7 +1,5 @@
 """A collector that records into the real engine, and what people then read from it."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import socket

@@ -1,7 +1,5 @@
 """Coarser levels of samples in the real engine: every sample of a whole flush once, whatever failed meanwhile."""
 
-from __future__ import annotations
-
 import time
 
 import hindmost_collector

@@ -1,7 +1,5 @@
 """A job too large for memory is read from the database in the same periods as from a run directory."""
 
-from __future__ import annotations
-
 import pytest
 from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_collector.simulate.write import write

@@ -1,7 +1,5 @@
 """A job whose ranks are spread over two collectors with one database: the report is of all of them."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 

@@ -1,7 +1,5 @@
 """Flushes into the real engine: whole or not at all, once, and read back as they were."""
 
-from __future__ import annotations
-
 import json
 import time
 

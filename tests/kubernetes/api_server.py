@@ -1,7 +1,5 @@
 """A real API server: etcd and kube-apiserver on loopback, without kubelets or controllers."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import socket

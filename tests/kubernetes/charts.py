@@ -1,7 +1,5 @@
 """The chart, rendered by Helm's own engine."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

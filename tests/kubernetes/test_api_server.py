@@ -1,7 +1,5 @@
 """A real API server takes the chart, gives its accounts the rights they need and no other, and shows verdicts."""
 
-from __future__ import annotations
-
 import base64
 import logging
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The Helm chart: what it installs for each of the values files that come with it."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import shutil

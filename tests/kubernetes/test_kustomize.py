@@ -1,7 +1,5 @@
 """The kustomizations, built by kubectl itself: they render the chart, so there is nothing here that could differ."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What the chart starts, started here: collector, relay and agent with its arguments, secrets and files."""
 
-from __future__ import annotations
-
 import base64
 import os
 import ssl

@@ -1,7 +1,5 @@
 """What the native tests share: a compiler, and rings read back."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Jobs of four MPI ranks, with the PMPI shim and without: how they are started, and what their rings hold."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 from typing import NamedTuple

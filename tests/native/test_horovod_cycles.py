@@ -1,7 +1,5 @@
 """The shim's view of Horovod's own thread, with a library that naps and reads the clock as Horovod does."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The shim includes no mpi.h; where there is one, the constants and layouts that it holds true are compared with it."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

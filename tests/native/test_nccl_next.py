@@ -1,7 +1,5 @@
 """Another NCCL profiler behind hindmost's plugin gets the calls that NCCL would make; neither fails the other."""
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The NCCL plugin, called through NCCL's own interface by a program that plays NCCL."""
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The PMPI shim under a real mpirun: what it records, and that a program does not notice it."""
 
-from __future__ import annotations
-
 import os
 import statistics
 from collections import Counter

@@ -1,7 +1,5 @@
 """Very many short point-to-point calls: what their ring says of them."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path

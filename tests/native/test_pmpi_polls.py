@@ -1,7 +1,5 @@
 """Collectives that a program polls for (MPI_Test and its like): what the shim says a rank waited."""
 
-from __future__ import annotations
-
 import os
 import statistics
 import subprocess

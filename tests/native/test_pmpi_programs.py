@@ -1,7 +1,5 @@
 """The PMPI shim in programs of many kinds: with mpi4py, in Fortran, alone in their MPI, without MPI at all."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 from collections import Counter

@@ -1,7 +1,5 @@
 """Ranks that share a CPU: what the shim says of their time between collectives."""
 
-from __future__ import annotations
-
 import pytest
 from hindmost import ring
 

@@ -1,7 +1,5 @@
 """The table of collectives' requests is read without its lock while other threads change it."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

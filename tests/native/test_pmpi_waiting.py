@@ -1,7 +1,5 @@
 """Whom ranks wait for: what the open table of their rings says while they are inside of messages that never come."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -1,7 +1,5 @@
 """What may happen to a training process must happen to it as if it were not observed."""
 
-from __future__ import annotations
-
 import fcntl
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Runs training scripts on real ranks under the probe, and reads what their rings hold."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

@@ -1,7 +1,5 @@
 """Training loops as people write them: what their scripts begin with, and the trace of one rank that runs one."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Loops whose model, or whose step, torch.compile has compiled."""
 
-from __future__ import annotations
-
 import textwrap
 from collections import Counter
 

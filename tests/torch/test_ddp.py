@@ -1,7 +1,5 @@
 """What is one synchronisation of DistributedDataParallel, and what the probe keeps of a model."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Callable
 from pathlib import Path

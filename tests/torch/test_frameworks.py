@@ -1,7 +1,5 @@
 """Loops that people do not write themselves: FSDP, Lightning, Accelerate, the Hugging Face Trainer, Keras 3."""
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Callable
 from pathlib import Path

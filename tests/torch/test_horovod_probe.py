@@ -1,7 +1,5 @@
 """The Horovod probe in real jobs: Horovod 0.28 with torch, over MPI and over gloo."""
 
-from __future__ import annotations
-
 import copy
 import importlib.util
 import subprocess

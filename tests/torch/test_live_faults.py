@@ -1,7 +1,5 @@
 """bench/gpu/live_faults.py's cases fit the job that it runs."""
 
-from __future__ import annotations
-
 import importlib
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Loops that people write themselves, and batches that a thread fetches ahead: whose step is whose."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Ranks that a script starts itself, as scripts or by torch.multiprocessing: they name themselves."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -3,8 +3,6 @@
 They train in an environment of their own: `make tensorflow`; `make horovod-tensorflow` builds Horovod into it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The job comes first, with torch in it: whatever befalls a process that trains, it ends as it would unobserved."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

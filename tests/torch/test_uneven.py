@@ -3,8 +3,6 @@
 Its verdict, uneven work, is shown by a recording of it (tests/scenarios).
 """
 
-from __future__ import annotations
-
 import random
 import sys
 import textwrap

@@ -1,7 +1,5 @@
 """Who waits for whom, in jobs of two ranks on gloo of which one comes late."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Callable
 from pathlib import Path

@@ -5,8 +5,6 @@ Each line on stdin names processes that run in parallel; once all have ended, a 
 process is what ``python SCRIPT`` would be in its environment, but that torch is there before the probe is.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """A wheel from `dist` in fresh environments, on a PATH without any compiler."""
 
-from __future__ import annotations
-
 import os
 import platform
 import re

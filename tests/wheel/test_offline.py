@@ -1,7 +1,5 @@
 """The recipe of docs/how-to/run-a-service.md for machines without a network: what it downloads is enough."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """The wheels: what they hold, and that a user without a compiler loses nothing."""
 
-from __future__ import annotations
-
 import json
 import os
 import platform

@@ -4,8 +4,6 @@ Hosts launch into a bounded queue and may be ahead, so the regime (which lane se
 work and is not assumed.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from hindmost_judge.model import Run

@@ -1,7 +1,5 @@
 """Which jobs are simulated: a regime and a seed give one job, always the same. Every fourth of a regime is clean."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 

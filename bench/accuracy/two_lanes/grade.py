@@ -1,7 +1,5 @@
 """One job simulated, judged, and compared with what is true of it."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Random numbers of a job, drawn before it runs: with and without a fault they are the same."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -3,8 +3,6 @@
 Ranks with the same instructions are one stage. Only pipelines have several.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import TypeAlias
 

@@ -1,7 +1,5 @@
 """What is left of a job: a folder of traces, or the rows that hindmost records itself; each on its own clocks."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 import zlib

@@ -1,7 +1,5 @@
 """The results as a table: a row a regime, then a row of all."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from intervals import poisson, wilson
