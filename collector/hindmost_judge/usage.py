@@ -121,10 +121,16 @@ def used_by_others(use: Mapping[str, CpuUse]) -> str | None:
 
 def _number(found: MetricSamples, how: str) -> Floats:
     """[K] the number of each series: of a counter its rise, its rate a second, or its highest rate between two samples;
-    of a gauge its mean, median, highest or lowest. NaN where it has too few samples."""
+    of a gauge its mean, median, highest or lowest, or its ``integral`` over seconds. NaN where it has too few samples.
+    """
     first, count = found.first[:-1], np.diff(found.first)
     if how in ("rise", "rate", "peak_rate"):
         return _rises(found, how)
+    if how == "integral":
+        each = [
+            (found.value[at : at + of], found.time[at : at + of] / 1e9) for at, of in zip(first, count, strict=True)
+        ]
+        return np.array([float(np.trapezoid(value, time)) if len(value) > 1 else np.nan for value, time in each])
     if how == "median":
         return np.array([np.median(found.value[at : at + of]) for at, of in zip(first, count, strict=True)])
     if how == "mean":

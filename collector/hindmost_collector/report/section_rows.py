@@ -572,6 +572,7 @@ _OF_GPUS = {
 
 def _gpus(one: _Run) -> dict[str, list[dict[str, Any]]]:
     found = {key: usage.summary(one.metrics, metric, "gpu_uuid", how) for key, (metric, how) in _OF_GPUS.items()}
+    found["energy"] = usage.summary(one.metrics, "hindmost_gpu_power_watts", "gpu_uuid", "integral") | found["energy"]
     reasons = usage.by_label(one.metrics, "hindmost_gpu_clocks_event_seconds_total", "gpu_uuid", "rate", "reason")
     whose: dict[str, list[int]] = {}
     for rank, gpu in zip(one.run.ranks["rank"].tolist(), one.run.ranks["gpu_uuid"].tolist(), strict=True):
