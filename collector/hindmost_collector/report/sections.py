@@ -217,7 +217,8 @@ SECTIONS: dict[str, Section] = {
         "GPUs",
         {
             "gpus": Table(
-                "Means over the recording; memory is the peak, throttled the time in which a reason slowed the clocks. Energy is the GPU's counter, else power over time.",
+                "Means over the recording; memory is the peak, throttled the time in which a reason slowed the clocks."
+                " Energy is the GPU's counter, else power over time.",
                 "gpu=GPU:id, node, ranks, busy:ratio, sm=SMs:ratio, occupancy:ratio, tensor:ratio, "
                 "dram=DRAM:ratio, memory:bytes, memory_total=of:bytes, power:watts, "
                 "power_limit=limit:watts, clock:hertz, clock_max=highest:hertz, throttled:ratio, "

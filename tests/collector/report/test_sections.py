@@ -146,9 +146,8 @@ def test_what_is_missing_is_a_dash_and_has_its_reason() -> None:
 
 def test_energy_is_power_over_time_where_a_gpu_has_no_counter() -> None:
     """Of two, 300 W that fall to 100 W in 10 s are 2 kJ; the other one counts 5 kJ."""
-    samples = [
-        ("hindmost_gpu_power_watts", f'{{"gpu_uuid": "{gpu}"}}', at, 300.0 - 20 * at) for gpu in "ab" for at in (0, 10)
-    ]
+    labels = [f'{{"gpu_uuid": "{gpu}"}}' for gpu in "ab"]
+    samples = [("hindmost_gpu_power_watts", label, at, 300.0 - 20 * at) for label in labels for at in (0, 10)]
     samples += [("hindmost_gpu_energy_joules_total", labels[1], at, 500.0 * at) for at in (0, 10)]
     run = replace(made(1), metrics=loads.metrics(samples))
     rows = section_rows.of(run, judge(run).to_dict(), None, ("gpus",))["gpus"]["gpus"]
