@@ -102,22 +102,20 @@ def test_a_run_that_hung_is_never_simply_faster() -> None:
     assert result.index("did not finish") < result.index("B is faster by")
 
 
-def test_a_run_that_was_interrupted_is_never_simply_faster() -> None:
-    """The result begins with it, and no note repeats it."""
+@pytest.mark.parametrize(
+    ("ended", "said"),
+    [
+        ({"exit_code": 130, "interrupted_by": "SIGINT"}, "was interrupted by SIGINT"),
+        ({"exit_code": 137}, "failed: exit code 137 (SIGKILL)"),
+    ],
+)
+def test_a_run_that_did_not_end_well_is_never_simply_faster(ended: dict[str, Any], said: str) -> None:
+    """The result begins with that, and no note repeats it."""
     cut = job(2)
-    cut = dataclasses.replace(cut, job=dataclasses.replace(cut.job, exit_code=130, interrupted_by="SIGINT"))
+    cut = dataclasses.replace(cut, job=dataclasses.replace(cut.job, **ended))
     lines = text.render(compare(job(faults=[SLOW]), cut), width=300).splitlines()
-    (line,) = [line for line in lines if "interrupted" in line]
-    assert line.startswith("RESULT B was interrupted by SIGINT; up to there: B is faster by")
-
-
-def test_a_run_that_failed_is_never_simply_faster() -> None:
-    """The result begins with the failure, and no note repeats it."""
-    died = job(2)
-    died = dataclasses.replace(died, job=dataclasses.replace(died.job, exit_code=137))
-    lines = text.render(compare(job(faults=[SLOW]), died), width=300).splitlines()
-    (line,) = [line for line in lines if "B failed" in line]
-    assert line.startswith("RESULT B failed: exit code 137 (SIGKILL); up to there: B is faster by")
+    (line,) = [line for line in lines if f"B {said}" in line]
+    assert line.startswith(f"RESULT B {said}; up to there: B is faster by")
 
 
 def test_what_acts_in_a_part_of_the_steps_is_a_change_of_the_mean() -> None:

@@ -61,10 +61,7 @@ def test_layers(tmp_path):
         ("retention_gib = inf", "c.toml: retention_gib is inf, which is not a number"),
         ('log_format = "xml"', "c.toml: log_format is 'xml': text or json"),
         ('out = "a"\nstore = "b"', "c.toml: store both say where to record: give one"),
-        ("memory_mib = inf", "c.toml: memory_mib is inf, which is not a whole number"),
         ('memory_mib = "inf"', "c.toml: memory_mib is 'inf', which is not a whole number"),
-        ("retention_days = nan", "c.toml: retention_days is nan, which is not a number"),
-        ('retention_days = "inf"', "c.toml: retention_days is 'inf', which is not a number"),
         (
             'remote_write = "http://prom:99999/"',
             "c.toml: remote_write 'http://prom:99999/': give http://HOST:PORT/PATH",
@@ -95,17 +92,12 @@ def test_mistakes_are_named(tmp_path, toml, said):
             "HINDMOST_COLLECTOR_EXIT_WHEN_STDIN_CLOSES is 'perhaps', which is neither true nor false",
         ),
         ("FLUSH_SECONDS", "soon", "HINDMOST_COLLECTOR_FLUSH_SECONDS is 'soon', which is not a number"),
-        ("FLUSH_SECONDS", "-1", "HINDMOST_COLLECTOR_FLUSH_SECONDS is -1.0: between 0 and 3600"),
-        ("LISTEN", "9460", "HINDMOST_COLLECTOR_LISTEN '9460' is not HOST:PORT"),
-        ("HTTP", "x:y", "HINDMOST_COLLECTOR_HTTP 'x:y' is not HOST:PORT"),
-        ("STORE", "s3://b", "HINDMOST_COLLECTOR_STORE 's3://b': give a directory"),
         (
             "REMOTE_WRITE",
             "ftp://me:secret@b",
             "HINDMOST_COLLECTOR_REMOTE_WRITE 'ftp://…@b': give http://HOST:PORT/PATH",
         ),
         ("RELAY_TO", "c:0", "HINDMOST_COLLECTOR_RELAY_TO 'c:0': port 0 is not valid"),
-        ("LOG_FORMAT", "xml", "HINDMOST_COLLECTOR_LOG_FORMAT is 'xml': text or json"),
     ],
 )
 def test_mistakes_in_the_environment_are_named(name, value, said):

@@ -207,32 +207,6 @@ def test_a_limit_above_a_rank_s_own_group_binds_it_too(host: Host) -> None:
     assert found["hindmost_node_cgroup_cpu_throttled_seconds_total", f"/{path}"] == 2.5
 
 
-def test_version_1_says_the_same_by_the_same_names(host: Host) -> None:
-    """Quotas in us, throttled time in ns, failures of the memory limit, as Linux 4.18 (RHEL 8) has them."""
-    write(host.proc / str(PID), {"cgroup": "9:pids:/slurm/job_7\n5:cpu,cpuacct:/slurm/job_7\n3:memory:/slurm/job_7\n"})
-    write(
-        host.cgroup / "cpu/slurm/job_7",
-        {
-            "cpu.cfs_quota_us": "800000\n",
-            "cpu.cfs_period_us": "100000\n",
-            "cpu.stat": "nr_periods 100\nnr_throttled 40\nthrottled_time 2500000000\n",
-        },
-    )
-    write(
-        host.cgroup / "memory/slurm/job_7",
-        {
-            "memory.usage_in_bytes": "4096\n",
-            "memory.limit_in_bytes": "9223372036854771712\n",
-            "memory.failcnt": "3\n",
-            "memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 1\n",
-        },
-    )
-    found = {key[0].removeprefix("hindmost_node_cgroup_"): value for key, value in read(Cgroup(host)).items()}
-    assert (found["cpu_limit_cores"], found["cpu_throttled_seconds_total"]) == (8, 2.5)
-    assert found["memory_used_bytes"] == 4096
-    assert "memory_limit_bytes" not in found
-
-
 def test_in_a_container_the_mounted_group_is_the_rank_s(host: Host) -> None:
     """The path is the host's, the files are at the mount: shown once, under the path."""
     write(host.proc / str(PID), {"cgroup": "3:memory:/docker/c0ffee\n"})
@@ -243,14 +217,17 @@ def test_in_a_container_the_mounted_group_is_the_rank_s(host: Host) -> None:
 
 
 def test_a_quota_carries_the_path_of_the_cpu_s_controller(host: Host) -> None:
-    """In version 1 a rank's group for CPU time is not its group for memory, and its peer is in another."""
+    """In version 1 a rank's group for CPU time is not its group for memory, and its peer is in another. What it was
+    throttled is in ns there."""
     host.ranks.put(RankProcess("j", 1, 2, 1, PID + 1, 778))
     write(host.proc / str(PID), {"cgroup": "3:memory:/pod\n2:cpu,cpuacct:/free\n"})
     write(host.proc / str(PID + 1), {"cgroup": "3:memory:/pod\n2:cpu,cpuacct:/held/rank1\n"})
     write(host.cgroup / "memory/pod", {"memory.usage_in_bytes": "4096\n"})
     for name, quota in (("free", -1), ("held/rank1", -1), ("held", 50000)):
         write(host.cgroup / "cpu" / name, {"cpu.cfs_quota_us": f"{quota}\n", "cpu.cfs_period_us": "100000\n"})
+    write(host.cgroup / "cpu/held", {"cpu.stat": "nr_periods 100\nnr_throttled 40\nthrottled_time 2500000000\n"})
     found = read(Cgroup(host))
+    assert found["hindmost_node_cgroup_cpu_throttled_seconds_total", "/held"] == 2.5
     info = "hindmost_process_cpu_cgroup_info"
     assert {key for key in found if key[0] == info} == {(info, "j", "0", "/free"), (info, "j", "1", "/held/rank1")}
     limit = "hindmost_node_cgroup_cpu_limit_cores"

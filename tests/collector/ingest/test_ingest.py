@@ -179,18 +179,6 @@ async def test_what_fails_in_an_unforeseen_way_is_set_aside(
     assert "ZeroDivisionError: no such thing" in caplog.text
 
 
-async def test_goodbye_gets_the_last_ack(collecting, fake_agent, tmp_path):
-    """An agent that says Goodbye gets an ack of everything, and then the end of the stream."""
-    async with collecting(out=str(tmp_path), flush_seconds=30.0) as collector:
-        agent = fake_agent(collector.addresses["grpc"])
-        await agent.connect()
-        await agent.send(agent.batch(0))
-        await agent.stream.write(wire.AgentMessage(goodbye=wire.Goodbye(reason="done")))
-        await agent.until_acked(1)
-        assert await agent.ended() == ""
-        await agent.close()
-
-
 @pytest.mark.parametrize("first", [wire.AgentMessage(batch=wire.Batch(sequence=1)), wire.AgentMessage()])
 async def test_refuses_streams_without_a_greeting(collecting, fake_agent, tmp_path, first):
     """A stream that does not begin with Hello is refused with a reason, and others go on."""
@@ -221,19 +209,6 @@ async def test_newest_stream_wins(collecting, fake_agent, tmp_path):
         await older.close()
         await newer.close()
     assert steps(tmp_path) == [(0, 0), (0, 5), (1, 0), (1, 5)]
-
-
-async def test_many_jobs_stay_apart(collecting, fake_agent, tmp_path):
-    """A store keeps each job as a run directory of its own."""
-    async with collecting(store=str(tmp_path)) as collector:
-        for job in ("alpha", "beta/1"):
-            agent = fake_agent(collector.addresses["grpc"], agent_id=job, job=job)
-            await agent.connect()
-            await agent.deliver([3])
-            await agent.close()
-    assert read_run(tmp_path / "alpha").job.id == "alpha"
-    assert read_run(tmp_path / "beta%2F1").job.id == "beta/1"
-    assert read_run(tmp_path / "beta%2F1").steps["step"].tolist() == [3, 3]
 
 
 async def test_metrics_page(collecting, fake_agent, tmp_path):

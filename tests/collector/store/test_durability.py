@@ -11,49 +11,9 @@ from hindmost.errors import HindmostError
 from hindmost_collector.store import schema
 from hindmost_collector.store.parquet import journal, segments
 from hindmost_collector.store.parquet.journal import Journal
-from hindmost_collector.store.parquet.store import ParquetStore, read_run
+from hindmost_collector.store.parquet.store import ParquetStore
 
 pytestmark = pytest.mark.torture
-
-
-async def test_duckdb_reads_while_writing(collecting, fake_agent, tmp_path):
-    """Another process counts rows with DuckDB while the collector writes; the counts only grow."""
-    script = (
-        "import duckdb, sys; print(duckdb.sql(f\"select count(*) from '{sys.argv[1]}/segments/steps/*.parquet'\")"
-        ".fetchall()[0][0])"
-    )
-
-    counts = []
-    async with collecting(out=str(tmp_path), flush_seconds=0.1) as collector:
-        agent = fake_agent(collector.addresses["grpc"])
-        await agent.connect()
-        for step in range(3):
-            await agent.send(agent.batch(step))
-            await agent.until_acked(step + 1)
-            command = [sys.executable, "-c", script, str(tmp_path)]
-            counts.append(int(await asyncio.to_thread(subprocess.check_output, command)))
-        await agent.close()
-    assert counts == [2, 4, 6]
-
-
-async def test_torn_segment_is_set_aside(collecting, fake_agent, tmp_path):
-    """A torn segment is named in the notes, and everything else is read."""
-    async with collecting(out=str(tmp_path)) as collector:
-        agent = fake_agent(collector.addresses["grpc"])
-        await agent.connect()
-        for step in range(2):
-            await agent.send(agent.batch(step))
-            await agent.until_acked(step + 1)
-        await agent.close()
-    torn = sorted((tmp_path / "segments/steps").glob("*.parquet"))[0]
-    torn.write_bytes(torn.read_bytes()[:100])
-    run = read_run(tmp_path)
-    assert run.steps["step"].tolist() == [1, 1]
-    assert any(torn.name in note for note in run.notes)
-    store = ParquetStore(tmp_path, single=True)
-    store.close()
-    assert len(store.torn) == 1
-    assert not torn.exists()
 
 
 def test_commit_is_finished_after_a_crash(tmp_path):
@@ -146,30 +106,6 @@ def test_one_writer_a_store(tmp_path):
         ParquetStore(tmp_path, single=True)
     first.close()
     ParquetStore(tmp_path, single=True).close()
-
-
-async def test_disk_full_degrades_and_recovers(collecting, fake_agent, tmp_path, monkeypatch):
-    """While the disk is full nothing is acknowledged and readiness says why; afterwards everything is stored."""
-
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    async with collecting(out=str(tmp_path), flush_seconds=0.1) as collector:
-        agent = fake_agent(collector.addresses["grpc"])
-        await agent.connect()
-        with monkeypatch.context() as patch:
-            patch.setattr(segments, "write", full)
-            await agent.send(agent.batch(0))
-            while not collector.recorder.failing:
-                await asyncio.sleep(0.05)
-            reason = collector.endpoints.ready()
-            acked = agent.acked
-            await agent.send(agent.batch(1))
-        await agent.until_acked(2)
-        healthy = collector.endpoints.ready()
-        await agent.close()
-        assert (reason, acked, healthy) == ("recording fails: the disk is full", 0, None)
-    assert sorted(read_run(tmp_path).steps["step"].tolist()) == [0, 0, 1, 1]
 
 
 def test_held_collector_ends_with_its_stdin(collector_process, fake_agent, tmp_path):
