@@ -26,27 +26,47 @@ def events_of(log: VerdictLog, *reports: list[dict[str, Any]]) -> list[list[tupl
     ]
 
 
-def test_a_verdict_is_opened_once_and_closed_where_it_stopped() -> None:
-    """It is silent while nothing changes; when two reports leave it out it held until the first one's newest step."""
-    assert events_of(VerdictLog(), [verdict()], [verdict()], [], [], []) == [
-        [("opened", 40, None)],
-        [],
-        [],
-        [("closed", 40, 102)],
-        [],
-    ]
+#: Of each truth the steps from which and until which each report says that the rank is slow, and the events of each.
+EPISODES = {
+    "what two reports leave out held until the first one's newest step": ("40- | 40- | | |", "+40- | | | -40-102 |"),
+    "two reports that say until when close it, however long it is remembered": (
+        "40- | 40-90 | 40-90 | 40-90 |",
+        "+40- | | -40-90 | |",
+    ),
+    "what began and ended between two judgements is opened and closed at once": ("40-90 | 40-90", "+40-90 -40-90 |"),
+    "a rank that is slow anew after its first episode is news": ("40- | | | 200-", "+40- | | -40-101 | +200-"),
+    "what the window still has of the first episode is no news, a second one is": (
+        "40-90 | 70-92 | 120-140 | 120-140",
+        "+40-90 -40-90 | | +120-140 -120-140 |",
+    ),
+    "episodes of another cause open and close by themselves, and what holds throughout stays open": (
+        "0- 120-:gc 40-60:gc | 120-:gc 0- | 120-140:gc 0- | 120-140:gc 0-",
+        "+0- +40-60 -40-60 +120- | | | -120-140",
+    ),
+    "a slowdown that is reported in two parts, because it has grown, is one": ("40- | 40-90 92- | 40-", "+40- | |"),
+    "what ended before another began does not end that one": ("80- | 10-60 80-", "+80- | +10-60 -10-60"),
+    "what begins long after an end is another, though no report lies between": (
+        "100- | 100-170 | 330- | 330-",
+        "+100- | | +330- -100-170 |",
+    ),
+}
 
 
-def test_a_verdict_with_an_end_is_closed_with_it() -> None:
-    """Two reports that say until when close it, and it stays closed however long the window remembers it."""
-    ended = verdict(until_step=90)
-    assert events_of(VerdictLog(), [verdict()], [ended], [ended], [ended], []) == [
-        [("opened", 40, None)],
-        [],
-        [("closed", 40, 90)],
-        [],
-        [],
-    ]
+def episode(text: str) -> dict[str, Any]:
+    """The verdict of ``SINCE-UNTIL:CAUSE``."""
+    steps, _, cause = text.partition(":")
+    since, until = (int(step) if step else None for step in steps.split("-"))
+    return verdict(since_step=since, until_step=until, cause=cause or "compute")
+
+
+@pytest.mark.parametrize("truth", EPISODES)
+def test_each_episode_is_opened_and_closed_once(truth: str) -> None:
+    """+ is opened, - closed; nothing is said while nothing changes."""
+    reports, expected = ([part.split() for part in text.split("|")] for text in EPISODES[truth])
+    found = events_of(VerdictLog(), *([episode(text) for text in report] for report in reports))
+    signs = {"opened": "+", "closed": "-"}
+    said = [[f"{signs[event]}{since}-{until or ''}" for event, since, until in events] for events in found]
+    assert said == expected
 
 
 @pytest.mark.parametrize("other", [[], [verdict(until_step=90)]])
@@ -77,18 +97,6 @@ def test_a_verdict_keeps_its_id_from_its_opening_to_its_end() -> None:
     ]
 
 
-def test_what_passed_between_two_evaluations_is_reported_once() -> None:
-    """An episode that began and ended between two judgements is opened and closed at once."""
-    ended = verdict(until_step=90)
-    assert events_of(VerdictLog(), [ended], [ended]) == [[("opened", 40, 90), ("closed", 40, 90)], []]
-
-
-def test_what_comes_back_is_opened_again() -> None:
-    """A rank that is slow anew after its first episode is news."""
-    again = verdict(since_step=200)
-    assert events_of(VerdictLog(), [verdict()], [], [], [again])[2:] == [[("closed", 40, 101)], [("opened", 200, None)]]
-
-
 def test_uneven_work_is_closed_once_it_was_not_reported_for_some_steps() -> None:
     """Batches in turn make ranks late in turn: some windows show it and some do not, and it is one verdict."""
     uneven = verdict("uneven_workload", ranks=[], since_step=0)
@@ -114,31 +122,6 @@ def test_uneven_work_gives_way_to_a_named_rank() -> None:
     assert events_of(VerdictLog(), [uneven], [verdict()])[1] == [("opened", 40, None), ("closed", 0, 100)]
 
 
-def test_a_second_episode_between_two_reports_is_reported_too() -> None:
-    """The same rank, slow again between two judgements; what the window still has of the first is no news."""
-    first, later = verdict(until_step=90), verdict(since_step=120, until_step=140)
-    rest = verdict(since_step=70, until_step=92)
-    assert events_of(VerdictLog(), [first], [rest], [later], [later])[1:] == [
-        [],
-        [("opened", 120, 140), ("closed", 120, 140)],
-        [],
-    ]
-
-
-def test_two_episodes_of_one_rank_are_reported_each() -> None:
-    """However many a report has at once: those of another cause open and close by themselves, and what holds throughout
-    stays open."""
-    always, first = verdict(since_step=0), verdict(since_step=40, until_step=60, cause="gc")
-    later = verdict(since_step=120, cause="gc")
-    ended = {**later, "until_step": 140}
-    assert events_of(VerdictLog(), [always, later, first], [later, always], [ended, always], [ended, always]) == [
-        [("opened", 0, None), ("opened", 40, 60), ("closed", 40, 60), ("opened", 120, None)],
-        [],
-        [],
-        [("closed", 120, 140)],
-    ]
-
-
 def test_what_costs_more_for_some_steps_is_a_change_of_what_holds_all_along() -> None:
     """A slow rank that for the same cause is slower for a while: one verdict, which costs more meanwhile."""
     log, always, more = VerdictLog(), verdict(since_step=0), verdict(since_step=120, cost_ms_per_step=3.0)
@@ -152,21 +135,6 @@ def test_what_costs_more_for_some_steps_is_a_change_of_what_holds_all_along() ->
     ]
     assert found[1][0]["verdict"]["evidence"] == ["3.0 ms of it since step 120"]
     assert log.standing(reports[-1]) == [always]
-
-
-def test_what_follows_at_once_is_the_same() -> None:
-    """A slowdown that is reported in two parts, because it has grown, is no second one."""
-    parts = [verdict(until_step=90), verdict(since_step=92)]
-    assert events_of(VerdictLog(), [verdict()], parts, [verdict()]) == [[("opened", 40, None)], [], []]
-
-
-def test_an_episode_that_was_over_is_not_the_one_that_is_open() -> None:
-    """What ended before another began does not end that one."""
-    old = verdict(since_step=10, until_step=60)
-    assert events_of(VerdictLog(), [verdict(since_step=80)], [old, verdict(since_step=80)])[1] == [
-        ("opened", 10, 60),
-        ("closed", 10, 60),
-    ]
 
 
 def test_a_set_that_loses_or_gains_a_rank_is_the_same() -> None:
@@ -246,15 +214,6 @@ def test_a_hang_is_reported_again_when_the_stacks_are_there() -> None:
     (event,) = log.update([{**stop, "evidence": ["rank 2's stack: read_batch (data.py:7)"]}], 1)
     assert event["event"] == "changed"
     assert not [*log.update([stop], 2)]
-
-
-def test_what_begins_long_after_an_end_is_another() -> None:
-    """A rank that was slow until 170 is slow again from 330 on: closed and opened, though no report lies between."""
-    first, again = verdict(since_step=100, until_step=170), verdict(since_step=330)
-    assert events_of(VerdictLog(), [verdict(since_step=100)], [first], [again], [again])[2:] == [
-        [("opened", 330, None), ("closed", 100, 170)],
-        [],
-    ]
 
 
 def test_another_cause_later_is_another_trouble() -> None:
