@@ -1,6 +1,7 @@
 """Where steps begin and end, for loops of any shape: given as times, read from the ring."""
 
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -67,6 +68,23 @@ class Loop:
             self.backward()
             self.optimize()
 
+    def do(self, word: str) -> None:
+        """One word of ``LOOPS``."""
+        ((what, number, source, without),) = re.findall(r"(\S)(\d*)@?(\d*)(-?)", word)
+        match what:
+            case "f":
+                self.fetch(int(number or 0), int(source or 1), not without)
+            case "o":
+                self.optimize(int(number or 1))
+            case "x":
+                self.exhausted(not without, int(source or 1))
+            case ".":
+                self.now += 1000
+            case "p":
+                self.seen.pauses(self.now)
+            case _:
+                {"c": self.compute, "b": self.backward, "r": self.seen.forgets, "!": self.seen.finish}[what]()
+
     def steps(self, name: str = "train") -> list[tuple[int, int]]:
         return self.intervals(STEP, name)
 
@@ -85,23 +103,12 @@ class Loop:
 
 
 @pytest.fixture
-def make(tmp_path: Path, written_in: str) -> Iterator[Callable[[], Loop]]:
-    """Makes loops whose detector is in Python, or in C."""
-    made: list[Loop] = []
-
-    def loop() -> Loop:
-        made.append(Loop(tmp_path / str(len(made)), written_in))
-        return made[-1]
-
-    yield loop
-    for one in made:
-        one.reader.close()
-        one.writer.close()
-
-
-@pytest.fixture
-def loop(make: Callable[[], Loop]) -> Loop:
-    return make()
+def loop(tmp_path: Path, written_in: str) -> Iterator[Loop]:
+    """A loop whose detector is in Python, or in C."""
+    made = Loop(tmp_path, written_in)
+    yield made
+    made.reader.close()
+    made.writer.close()
 
 
 def test_a_step_reaches_from_fetch_to_fetch(loop: Loop) -> None:
@@ -114,38 +121,65 @@ def test_a_step_reaches_from_fetch_to_fetch(loop: Loop) -> None:
     assert set(loop.work()) == {16}
 
 
-def test_accumulated_gradients_are_one_step(loop: Loop) -> None:
-    """Fetches without an optimizer step between them belong together, and so does their work."""
-    for _ in range(2):
-        for _ in range(3):
-            loop.fetch(work=4)
-            loop.backward()
-        loop.optimize()
-    loop.exhausted()
-    assert loop.steps() == [(0, 70), (70, 140)]
-    assert set(loop.work()) == {12}
+TRAIN = "f16 c b o "
+EACH_PARAMETER = " ".join(f"o{number}" for number in range(1, 51))
+#: What a loop does, its steps, those of evaluation, and the work of each step. Words are ``f`` fetch (of so much work,
+#: ``@`` a loader, ``-`` without gradients), ``c`` compute, ``b`` backward, ``o`` an optimizer, ``x`` a loader is
+#: exhausted, ``p`` something else begins, ``r`` an elastic job begins again, ``.`` time passes, ``!`` the end.
+LOOPS: dict[str, tuple[str, str, str, list[int] | None]] = {
+    "fetches without an optimizer step between them belong together, and so does their work": (
+        "f4 b f4 b f4 b o " * 2 + "x", "0-70 70-140", "", [12, 12],
+    ),
+    "a GAN steps its discriminator and its generator in one step": ("f b o1 b o2 " * 2 + "x", "0-50 50-100", "", None),
+    "without input a step ends with the first optimizer's step": ("c b o1 b o2 " * 3, "10-30 30-80 80-130", "", None),
+    "from the second fetched step on each has its fetch and its work, after steps on made-up data": (
+        "b o " * 3 + "f7 b o " * 4 + "x", "0-20 20-40 40-60 70-90 90-120 120-150 150-180", "", [0, 0, 0, 0, 7, 7, 7],
+    ),
+    "the same of fetches without gradients": (
+        "b o " * 3 + "f7- b o " * 4 + "x", "0-20 20-40 40-60 70-90 90-120 120-150 150-180", "", [0, 0, 0, 0, 7, 7, 7],
+    ),
+    "batches without gradients are evaluation, and training goes on counting": (
+        TRAIN * 2 + "x " + "f@2- c " * 2 + TRAIN + "x", "0-40 40-80 120-160", "80-100 100-120", None,
+    ),
+    "the last batch of an evaluation is one step, and what comes after it is none": (
+        (TRAIN + "x f@2- f@2- x- . ") * 2 + TRAIN + "!",
+        "0-40 1060-1100 2120-2160", "40-50 50-60 1100-1110 1110-1120", None,
+    ),
+    "two loaders of one data set count, from the second step on": ("f8 f4 b o " * 4 + "!", "", "", [8, 12, 12, 12]),
+    "a loader that is a batch ahead counts each once": ("f5 f5 b o f5 b o x b o " * 3 + "!", "", "", [5] * 9),
+    "optimizers that step inside backward, one a parameter, do not end a step each": (
+        f"f b {EACH_PARAMETER} " * 3 + "!", "0-520 520-1040 1040-1560", "", None,
+    ),
+    "a checkpoint ends the evaluation before it, and is no step's": (
+        f"{TRAIN} f@2- c p . {TRAIN} x", "0-40 1060-1100", "40-60", None,
+    ),
+    "where an elastic job begins again, what was begun is forgotten, and what had ended is kept": (
+        f"{TRAIN} r . f5 b r . {TRAIN} x", "0-40 2060-2100", "", [16, 16],
+    ),
+    "a loader that no backward ever followed, next to one that trains, only evaluates": (
+        TRAIN * 2 + "x " + "f@2 c " * 2 + "x", "0-40 40-80", "80-100 100-120", None,
+    ),
+    "a loop that fetches one batch ahead has a step a batch, from the first on": (
+        "f7 f0 b o f1 b o f2 b o x b o", "0-40 40-70 70-100 100-120", "", [7, 0, 1, 2],
+    ),
+    "time between epochs belongs to no step": (f"{TRAIN} x . {TRAIN} !", "0-40 1040-1080", "", None),
+    "Horovod steps an optimizer once to give it state, before any backward": (f"o {TRAIN} x", "10-50", "", None),
+    "without any backward, steps are believed after some": ("o " * 12, "0-90 90-100 100-110 110-120", "", None),
+}  # fmt: skip
 
 
-def test_two_optimizers_after_one_fetch_are_one_step(loop: Loop) -> None:
-    """A GAN steps its discriminator and its generator in one step."""
-    for _ in range(2):
-        loop.fetch()
-        for optimizer in (1, 2):
-            loop.backward()
-            loop.optimize(optimizer)
-    loop.exhausted()
-    assert loop.steps() == [(0, 50), (50, 100)]
-
-
-def test_a_loop_that_fetches_nothing_has_steps(loop: Loop) -> None:
-    """Without input each step ends with the first optimizer's step, and starts where the one before ended."""
-    for _ in range(3):
-        loop.compute()
-        loop.backward()
-        loop.optimize(1)
-        loop.backward()
-        loop.optimize(2)
-    assert loop.steps() == [(10, 30), (30, 80), (80, 130)]
+@pytest.mark.parametrize("truth", LOOPS)
+def test_steps_of_each_loop_are_recognised(loop: Loop, truth: str) -> None:
+    """Those of each kind are numbered without gaps, and none is open at the end."""
+    does, steps, evaluation, work = LOOPS[truth]
+    for word in does.split():
+        loop.do(word)
+    for name, expected in (("train", steps), ("eval", evaluation)):
+        if steps:
+            assert [f"{begin}-{end}" for begin, end in loop.steps(name)] == expected.split()
+        assert loop.numbers(name) == list(range(len(loop.steps(name))))
+    assert work in (None, loop.work())
+    assert "!" not in does or loop.reader.open_records() == []
 
 
 @pytest.mark.parametrize("gradients", [True, False])
@@ -165,21 +199,6 @@ def test_evaluating_in_a_loop_that_fetches_nothing_merges_no_steps(loop: Loop, g
     assert [event.value for event in loop.written if (event.kind, event.name) == (STEP, "train")] == [0] * 12
 
 
-@pytest.mark.parametrize("gradients", [True, False])
-def test_a_loop_that_fetches_after_warming_up_without_is_recognised(loop: Loop, gradients: bool) -> None:
-    """Steps on made-up data come first; from the second step on fetched ones, each has its fetch and its work."""
-    for _ in range(3):
-        loop.backward()
-        loop.optimize()
-    for _ in range(4):
-        loop.fetch(work=7, gradients=gradients)
-        loop.backward()
-        loop.optimize()
-    loop.exhausted()
-    assert loop.steps() == [(0, 20), (20, 40), (40, 60), (70, 90), (90, 120), (120, 150), (150, 180)]
-    assert loop.work() == [0, 0, 0, 0, 7, 7, 7]
-
-
 def test_one_batch_used_for_ever_becomes_steps(loop: Loop) -> None:
     """After one fetch that is followed by many optimizer steps, every optimizer step is a step."""
     loop.fetch()
@@ -190,36 +209,6 @@ def test_one_batch_used_for_ever_becomes_steps(loop: Loop) -> None:
     assert loop.steps()[-1] == (390, 410)
 
 
-def test_batches_without_gradients_are_evaluation(loop: Loop) -> None:
-    """Fetches under no_grad are eval steps with numbers of their own; training goes on counting."""
-    loop.train(2)
-    loop.exhausted()
-    for _ in range(2):
-        loop.fetch(source=2, gradients=False)
-        loop.compute()
-    loop.train(1)
-    loop.exhausted()
-    assert loop.steps("eval") == [(80, 100), (100, 120)]
-    assert loop.steps("train") == [(0, 40), (40, 80), (120, 160)]
-    assert loop.numbers("train") == [0, 1, 2]
-
-
-def test_an_evaluation_whose_loader_is_exhausted_has_ended(loop: Loop) -> None:
-    """The last batch of an evaluation is one step, and what comes after it is none: numbers have no gaps."""
-    for _ in range(2):
-        loop.train(1)
-        loop.exhausted()
-        for _ in range(2):
-            loop.fetch(source=2, gradients=False)
-        loop.exhausted(gradients=False)
-        loop.now += 1000
-    loop.train(1)
-    loop.seen.finish()
-    assert loop.numbers("eval") == [0, 1, 2, 3]
-    assert loop.numbers("train") == [0, 1, 2]
-    assert loop.steps("eval") == [(40, 50), (50, 60), (1100, 1110), (1110, 1120)]
-
-
 def test_work_of_more_sources_than_are_kept_apart_is_counted(loop: Loop) -> None:
     """Every epoch may have a data set of its own: each step still has its own batch's work."""
     for source in range(1, 41):
@@ -228,108 +217,6 @@ def test_work_of_more_sources_than_are_kept_apart_is_counted(loop: Loop) -> None
         loop.optimize()
     loop.seen.finish()
     assert loop.work() == list(range(1, 41))
-
-
-def test_two_loaders_of_one_data_set_count_both(loop: Loop) -> None:
-    """From the second step on: the first might be a loader's that is a batch ahead."""
-    for _ in range(4):
-        loop.fetch(work=8)
-        loop.fetch(work=4)
-        loop.backward()
-        loop.optimize()
-    loop.seen.finish()
-    assert loop.work() == [8, 12, 12, 12]
-
-
-def test_a_loader_that_is_a_batch_ahead_counts_each_once(loop: Loop) -> None:
-    """It fetches two as each epoch begins, and none for the last step."""
-    for _ in range(3):
-        loop.fetch(work=5)
-        for ahead in (True, True, False):
-            if ahead:
-                loop.fetch(work=5)
-            else:
-                loop.exhausted()
-            loop.backward()
-            loop.optimize()
-    loop.seen.finish()
-    assert loop.work() == [5] * 9
-
-
-def test_an_optimizer_for_each_parameter_is_one_step(loop: Loop) -> None:
-    """Optimizers that step inside backward, one a parameter, do not end a step each."""
-    for _ in range(3):
-        loop.fetch()
-        loop.backward()
-        for optimizer in range(1, 51):
-            loop.optimize(optimizer)
-    loop.seen.finish()
-    assert loop.steps() == [(0, 520), (520, 1040), (1040, 1560)]
-
-
-def test_an_evaluation_ends_where_something_else_begins(loop: Loop) -> None:
-    """A loop that knows its last batch fetches no more: a checkpoint ends its evaluation, and it is no step's."""
-    loop.train(1)
-    loop.fetch(source=2, gradients=False)
-    loop.compute()
-    loop.seen.pauses(loop.now)
-    loop.now += 1000
-    loop.train(1)
-    loop.exhausted()
-    assert loop.steps("eval") == [(40, 60)]
-    assert loop.steps("train") == [(0, 40), (1060, 1100)]
-
-
-def test_a_step_that_is_interrupted_is_none(loop: Loop) -> None:
-    """Where an elastic job begins again, what was begun is forgotten, and what had ended is kept."""
-    loop.train(1)
-    loop.seen.forgets()
-    loop.now += 1000
-    loop.fetch(work=5)
-    loop.backward()
-    loop.seen.forgets()
-    loop.now += 1000
-    loop.train(1)
-    loop.exhausted()
-    assert loop.steps() == [(0, 40), (2060, 2100)]
-    assert loop.work() == [16, 16]
-
-
-def test_evaluation_that_fetches_with_gradients_on_shows_in_its_source(loop: Loop) -> None:
-    """A loader that no backward ever followed, next to one that trains, only evaluates."""
-    loop.train(2)
-    loop.exhausted()
-    for _ in range(2):
-        loop.fetch(source=2)
-        loop.compute()
-    loop.exhausted()
-    assert loop.steps("eval") == [(80, 100), (100, 120)]
-
-
-def test_a_prefetched_batch_is_no_evaluation(loop: Loop) -> None:
-    """A loop that fetches one batch ahead has a step a batch, from the first on."""
-    loop.fetch(work=7)
-    for batch in range(3):
-        loop.fetch(work=batch)
-        loop.backward()
-        loop.optimize()
-    loop.exhausted()
-    loop.backward()
-    loop.optimize()
-    assert loop.work() == [7, 0, 1, 2]
-    assert loop.steps("eval") == []
-    assert loop.steps() == [(0, 40), (40, 70), (70, 100), (100, 120)]
-
-
-def test_time_between_epochs_belongs_to_no_step(loop: Loop) -> None:
-    """What happens after a loader is exhausted and before the next fetch is not a step's."""
-    loop.train(1)
-    loop.exhausted()
-    loop.now += 1000
-    loop.train(1)
-    loop.seen.finish()
-    assert loop.steps() == [(0, 40), (1040, 1080)]
-    assert loop.reader.open_records() == []
 
 
 def test_a_closure_inside_the_optimizer_keeps_its_phases_nested(loop: Loop) -> None:
@@ -343,18 +230,6 @@ def test_a_closure_inside_the_optimizer_keeps_its_phases_nested(loop: Loop) -> N
     assert loop.phases("forward") == [(10, 20)]
     assert loop.phases("backward") == [(20, 30)]
     assert loop.phases("optimizer") == [(10, 30)]
-
-
-def test_an_optimizer_step_before_any_backward_is_no_step(loop: Loop, make: Callable[[], Loop]) -> None:
-    """Horovod steps an optimizer once to give it state; without any backward, steps are believed after some."""
-    loop.optimize()
-    loop.train(1)
-    loop.exhausted()
-    assert loop.steps() == [(10, 50)]
-    without = make()
-    for _ in range(12):
-        without.optimize()
-    assert len(without.steps()) == 4
 
 
 def test_marked_steps_replace_recognised_ones(loop: Loop) -> None:
