@@ -1,5 +1,8 @@
 """Events of a ring become steps with exclusive phases, collectives with their gaps, and intervals."""
 
+import re
+
+import pytest
 from hindmost import ring
 from hindmost.ring import Event
 from hindmost_agent.jobs.event_rows import UNMEASURED, RowBuilder
@@ -18,72 +21,50 @@ def built(*events: Event) -> RowBuilder:
     return builder
 
 
-def test_a_phase_is_exclusive_of_what_nests_in_it() -> None:
-    """The synchronisation inside backward is counted once, as synchronisation."""
-    builder = built(
-        event(ring.PHASE, "forward", 10, 20),
-        event(ring.PHASE, "sync", 50, 15),
-        event(ring.PHASE, "backward", 40, 40),
-        event(ring.STEP, "train", 0, 100, seq=7, value=32),
-    )
-    (step,) = builder.steps
+#: Events as ``name start+duration`` in the order in which they were written, and the phases of each step.
+STEPS: dict[str, tuple[str, list[dict[str, int]]]] = {
+    "a phase is exclusive of what nests in it": (
+        "forward 10+20, sync 50+15, backward 40+40, train 0+100",
+        [{"forward": 20, "sync": 15, "backward": 25}],
+    ),
+    "a grandchild is subtracted from its parent and not again from its grandparent": (
+        "gc 30+5, sync 20+30, backward 10+60, train 0+100",
+        [{"gc": 5, "sync": 25, "backward": 30}],
+    ),
+    "CPU time of many threads may exceed the step, and GPU time overlaps everything": (
+        "forward 10+20, cpu 5+400, gpu_forward 12+90, backward 5+50, train 0+100",
+        [{"forward": 20, "backward": 30, "cpu": 400, "gpu_forward": 90}],
+    ),
+    "a step that is written late takes only its own phases": (
+        "forward 10+20, forward 110+30, train 0+100, train 100+100",
+        [{"forward": 20}, {"forward": 30}],
+    ),
+    "a phase that a step did not have took no time, once the loop has shown it": (
+        "train 0+100, checkpoint 110+50, train 100+100, train 200+100",
+        [{}, {"checkpoint": 50}, {"checkpoint": 0}],
+    ),
+    "GPU time that never came is not zero": (
+        "gpu_forward 10+50, train 0+100, train 100+100",
+        [{"gpu_forward": 50}, {}],
+    ),
+}
+
+
+@pytest.mark.parametrize("truth", STEPS)
+def test_phases_of_a_step(truth: str) -> None:
+    """Each has what is its own, and nothing else."""
+    text, phases = STEPS[truth]
+    events = []
+    for number, (name, start, duration) in enumerate(re.findall(r"(\w+) (\d+)\+(\d+)", text)):
+        kind = ring.STEP if name == "train" else ring.PHASE
+        events.append(event(kind, name, int(start), int(duration), seq=number * (kind == ring.STEP)))
+    assert [step.phases for step in built(*events).steps] == phases
+
+
+def test_a_step_has_its_number_length_and_work() -> None:
+    """As they were recorded."""
+    (step,) = built(event(ring.STEP, "train", 0, 100, seq=7, value=32)).steps
     assert (step.step, step.duration_ns, step.work) == (7, 100, 32)
-    assert step.phases == {"forward": 20, "sync": 15, "backward": 25}
-
-
-def test_nesting_goes_any_number_of_levels_deep() -> None:
-    """A grandchild is subtracted from its parent and not again from its grandparent."""
-    builder = built(
-        event(ring.PHASE, "gc", 30, 5),
-        event(ring.PHASE, "sync", 20, 30),
-        event(ring.PHASE, "backward", 10, 60),
-        event(ring.STEP, "train", 0, 100),
-    )
-    assert builder.steps[0].phases == {"gc": 5, "sync": 25, "backward": 30}
-
-
-def test_amounts_neither_nest_nor_are_subtracted() -> None:
-    """CPU time of many threads may exceed the step; GPU time overlaps everything."""
-    builder = built(
-        event(ring.PHASE, "forward", 10, 20),
-        event(ring.PHASE, "cpu", 5, 400),
-        event(ring.PHASE, "gpu_forward", 12, 90),
-        event(ring.PHASE, "backward", 5, 50),
-        event(ring.STEP, "train", 0, 100),
-    )
-    assert builder.steps[0].phases == {"forward": 20, "backward": 30, "cpu": 400, "gpu_forward": 90}
-
-
-def test_a_step_written_late_takes_only_its_own_phases() -> None:
-    """Steps are written after their GPU times have come, when phases of later steps are in the ring already."""
-    builder = built(
-        event(ring.PHASE, "forward", 10, 20),
-        event(ring.PHASE, "forward", 110, 30),
-        event(ring.STEP, "train", 0, 100, seq=1),
-        event(ring.STEP, "train", 100, 100, seq=2),
-    )
-    assert [step.phases["forward"] for step in builder.steps] == [20, 30]
-
-
-def test_a_phase_that_did_not_happen_in_a_step_took_no_time() -> None:
-    """Once a loop has shown a phase, its absence from a step is a measurement of zero; before, it is missing."""
-    builder = built(
-        event(ring.STEP, "train", 0, 100, seq=1),
-        event(ring.PHASE, "checkpoint", 110, 50),
-        event(ring.STEP, "train", 100, 100, seq=2),
-        event(ring.STEP, "train", 200, 100, seq=3),
-    )
-    assert [step.phases.get("checkpoint") for step in builder.steps] == [None, 50, 0]
-
-
-def test_a_gpu_amount_that_was_not_measured_is_missing() -> None:
-    """GPU time that never came is not zero."""
-    builder = built(
-        event(ring.PHASE, "gpu_forward", 10, 50),
-        event(ring.STEP, "train", 0, 100),
-        event(ring.STEP, "train", 100, 100),
-    )
-    assert "gpu_forward" not in builder.steps[1].phases
 
 
 def test_a_phase_between_steps_is_an_interval() -> None:
