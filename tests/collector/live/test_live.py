@@ -82,9 +82,11 @@ def standing(definitions: Definitions) -> LiveJob:
     return job
 
 
-def test_stacks_of_who_is_missing_are_asked_for_before_the_hang(definitions: Definitions) -> None:
+@pytest.mark.parametrize("evaluated", [True, False])
+def test_stacks_of_who_is_missing_are_asked_for_before_the_hang(definitions: Definitions, evaluated: bool) -> None:
     """Once, at half of a hang's patience, and not for the waiting ranks: the first verdict has them."""
     job = standing(definitions)
+    job.report = job.report if evaluated else None
     heard(job.window, definitions, 2)
     assert job.stall.question(job) is None
     heard(job.window, definitions, 3)
@@ -121,15 +123,27 @@ def test_a_rank_that_writes_a_checkpoint_is_left_alone(definitions: Definitions)
     assert job.stall.question(job) is None
 
 
-def test_a_job_that_stands_still_is_judged_when_its_patience_ends(definitions: Definitions) -> None:
-    """Not at the next turn of judging, and once for each time that it stands still."""
+@pytest.mark.parametrize(
+    ("reported_ms", "received_ms", "judged"),
+    [(20.0, None, 5), (4000.0, None, 12), (None, None, 5), (None, 4000, 12)],
+    ids=["short steps", "slow steps", "before the first evaluation", "slow steps before it"],
+)
+def test_a_job_that_stands_still_is_judged_when_its_patience_ends(
+    definitions: Definitions, reported_ms: float | None, received_ms: int | None, judged: int
+) -> None:
+    """Not at the next turn of judging, and once for each time that it stands still: after three of the slowest steps,
+    less a second that the word needs to arrive."""
     job = standing(definitions)
-    heard(job.window, definitions, 4)
-    assert not job.stall.timed_out(job)
-    heard(job.window, definitions, 5)
-    assert job.stall.timed_out(job)
-    assert hang_in(job.window, definitions) is not None
-    assert not job.stall.timed_out(job)
+    job.report = None if reported_ms is None else {"job": {"step_ms": {"p50": 20.0, "p99": reported_ms}}}
+    if received_ms is not None:
+        steps = {name: np.zeros(4, np.int64) for name in STEPS} | {"rank": np.arange(4)}
+        steps |= {"start_ns": np.full(4, -3 * SECOND), "duration_ns": np.full(4, received_ms * 1_000_000)}
+        job.window.add(Chunk({"steps": steps}, {}, [], []), definitions)
+    found = []
+    for second in range(2, 15):
+        heard(job.window, definitions, second)
+        found += [second] * job.stall.timed_out(job)
+    assert found == [judged]
 
 
 def test_ranks_wait_on_between_two_reports_on_a_hang(definitions: Definitions) -> None:
@@ -162,31 +176,6 @@ def test_a_job_that_is_said_to_hang_is_judged_when_it_goes_on(definitions: Defin
     assert not job.stall.timed_out(job)
 
 
-def test_a_job_that_stops_before_its_first_evaluation_is_judged_as_soon(definitions: Definitions) -> None:
-    """Full cores put off the first evaluation by 5 s, and a hang must not wait for that."""
-    job = standing(definitions)
-    job.report = None
-    heard(job.window, definitions, 4)
-    assert job.stall.question(job) is not None
-    assert not job.stall.timed_out(job)
-    heard(job.window, definitions, 5)
-    assert job.stall.timed_out(job)
-    assert not job.stall.timed_out(job)
-
-
-def test_slow_steps_count_before_the_first_evaluation_too(definitions: Definitions) -> None:
-    """The steps received tell: of 4 s each, 12 s, less one that the word needs to arrive."""
-    job = standing(definitions)
-    job.report = None
-    steps = {name: np.zeros(4, np.int64) for name in STEPS}
-    steps |= {"rank": np.arange(4), "start_ns": np.full(4, -3 * SECOND), "duration_ns": np.full(4, 4 * SECOND)}
-    job.window.add(Chunk({"steps": steps}, {}, [], []), definitions)
-    heard(job.window, definitions, 11)
-    assert not job.stall.timed_out(job)
-    heard(job.window, definitions, 12)
-    assert job.stall.timed_out(job)
-
-
 def test_a_job_that_stops_in_its_first_operation_stands_since_then(definitions: Definitions) -> None:
     """Nothing has ended: neither a step nor a collective. NCCL's RAS knows no more of ranks without a probe."""
     job = LiveJob("j", 0)
@@ -207,16 +196,6 @@ def test_the_judge_is_loaded_once(monkeypatch: pytest.MonkeyPatch) -> None:
         judging.load()
     assert judging.at_the_end(lambda: "run") == ("run", "run")  # type: ignore[arg-type,return-value]
     assert loaded == [1]
-
-
-def test_slow_steps_make_patience_longer(definitions: Definitions) -> None:
-    """Known after three of the slowest steps: of 4 s each, 12 s, less one that the word needs to arrive."""
-    job = standing(definitions)
-    job.report = {"job": {"step_ms": {"p50": 3000.0, "p99": 4000.0}}}
-    heard(job.window, definitions, 11)
-    assert not job.stall.timed_out(job)
-    heard(job.window, definitions, 12)
-    assert job.stall.timed_out(job)
 
 
 def stack(job: LiveJob, definitions: Definitions, rank: int, second: float) -> None:
