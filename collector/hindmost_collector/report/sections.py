@@ -14,7 +14,7 @@ from typing import Any
 
 from hindmost.errors import UsageError
 from hindmost_judge import wall_clock
-from hindmost_judge.verdict.schema import SCHEMA
+from hindmost_judge.verdict.schema import SCHEMA, unsure
 from hindmost_judge.verdict.wording import UNMEASURED, duration, percent
 
 from hindmost_collector.report import columns
@@ -260,13 +260,11 @@ def added(report: Mapping[str, Any], found: Sections) -> dict[str, Any]:
     return {**report, "schema": WITH_SECTIONS, "verdicts": verdicts, "sections": found}
 
 
-_LOADERS = ("DataLoader workers", "small reads", "storage")
+_LOADERS, _DOMAINS = ("DataLoader workers", "small reads", "storage"), ("uneven domains",)
 #: Settings that are the remedy of a kind of verdict, by its cause.
 _REMEDIES = {
     ("input_bound", "input"): _LOADERS,
-    **{
-        (kind, cause): ("uneven domains",) for kind in ("straggler", "intermittent") for cause in ("compute", "unknown")
-    },
+    **{(kind, cause): _DOMAINS for kind in ("straggler", "intermittent") for cause in ("compute", "unknown")},
 }
 
 
@@ -276,13 +274,16 @@ def as_text(ranks: Iterable[int]) -> str | None:
 
 
 def _remedied(verdict: Mapping[str, Any], settings: Iterable[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Advice on input is for a recording that shows no setting. A late rank may have a slow CPU, too."""
-    names, ranks = _REMEDIES.get((verdict["kind"], verdict["cause"]), ()), verdict["ranks"]
-    first = [
-        f"{one['set']} ({one['found']})" for one in settings if one["name"] in names and one["ranks"] == as_text(ranks)
-    ]
+    """Advice on input is for a recording that shows no setting. A late rank may have a slow CPU, too.
+
+    A rank with more work that it does before some exchanges is late in these: it does not stall."""
+    doubtful, ranks = unsure(verdict), verdict["ranks"]
+    names = _DOMAINS if doubtful else _REMEDIES.get((verdict["kind"], verdict["cause"]), ())
+    meant = [one for one in settings if one["name"] in names and (doubtful or one["ranks"] == as_text(ranks))]
+    first = [f"{one['set']} ({one['found']})" for one in meant]
     own = [] if first and not ranks else verdict["advice"]
-    return {**verdict, "advice": [*first, *own]}
+    cause = "workload" if first and verdict["kind"] == "intermittent" else verdict["cause"]
+    return {**verdict, "cause": cause, "advice": [*first, *own]}
 
 
 #: Parts of the wall clock that the one line names: from this share on, and so many.

@@ -260,6 +260,8 @@ def _later(one: Mapping[str, Any]) -> str:
 
 
 def _intermittent(one: Mapping[str, Any], who: str) -> tuple[str, str]:
+    if one.get("cause") == "workload":
+        return "SLOW", f"{who}: {doing(one)}, in some steps{_later(one)}"
     stall = "stalls" if len(one["ranks"]) == 1 else "stall"
     return "SLOW", f"{who}: {stall} now and then ({doing(one)}){_later(one)}"
 

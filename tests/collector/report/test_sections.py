@@ -287,6 +287,15 @@ def test_uneven_domains_are_the_first_advice_on_a_rank_late_in_some_exchanges() 
     found = judged("straggler")[1].to_dict() | {"verdicts": [late]}
     report = sections.added(found, {"advice": {"settings": [DOMAIN]}})
     assert report["verdicts"][0]["advice"][0] == f"{DOMAIN['set']} ({DOMAIN['found']})"
+    assert " more work than its peers, in some steps" in text.render(report).splitlines()[1]
+
+
+def test_uneven_domains_are_what_to_do_about_a_rank_that_is_suspected() -> None:
+    """More steps would not tell more."""
+    found = judged("clean")[1].to_dict()
+    suspected = found["verdicts"][0] | {"confidence": 0.3, "evidence": ["rank 3 is suspected"], "advice": ["wait"]}
+    report = sections.added(found | {"verdicts": [suspected]}, {"advice": {"settings": [DOMAIN]}})
+    assert report["verdicts"][0]["advice"] == [f"{DOMAIN['set']} ({DOMAIN['found']})"]
 
 
 def test_a_setting_about_another_rank_does_not_remedy_a_verdict() -> None:
