@@ -168,38 +168,32 @@ def test_it_takes_two_answers() -> None:
     assert watch.seen[546].waits[0][-1] == 10 * NS
 
 
-def test_a_wait_began_after_the_answer_that_did_not_have_it() -> None:
-    """Not when it was first seen: a hang would be reported as late as RAS was asked."""
-    hang = answer("hang_json")
-    before = hang.replace(b'"AllReduce": 22', b'"AllReduce": 19').replace(b'"AllReduce": 20', b'"AllReduce": 19')
-    watch = RasWatch(Address("", 0), lambda: [process(0, 546), process(1, 547)], list, Answers(before, hang, hang))
-    for second in (10, 11, 12):
-        asyncio.run(watch.look(second * NS))
-    assert watch.seen[546].waits[0][-1] == 10 * NS
+HANG = answer("hang_json")
+BEFORE = HANG.replace(b'"AllReduce": 22', b'"AllReduce": 19').replace(b'"AllReduce": 20', b'"AllReduce": 19')
 
 
-@pytest.mark.parametrize(("moved", "since"), [(8.5, 8.5), (1.0, 7.0)], ids=["just now", "long ago"])
-def test_a_wait_began_after_what_a_probe_saw_last(moved: float, since: float) -> None:
-    """Of ranks that have stood for long when RAS is first asked, it is not known."""
+@pytest.mark.parametrize(
+    ("answers", "asked", "probe_saw", "since"),
+    [
+        ([BEFORE, HANG, HANG], (10, 11, 12), None, 10),
+        ([b""] * TRIES + [HANG, HANG], (10, 15, 16), None, 15),
+        ([HANG, HANG], (10, 11), 8.5, 8.5),
+        ([HANG, HANG], (10, 11), 1.0, 7.0),
+    ],
+    ids=["the answer before did not have it", "no answer before", "a probe saw them just now", "and long ago"],
+)
+def test_a_wait_began_after_what_was_known_last(
+    answers: list[bytes], asked: tuple[int, ...], probe_saw: float | None, since: float
+) -> None:
+    """Not when it was first seen: a hang would be reported as late as RAS was asked. NCCL may have begun after a time
+    without answers; of ranks that have stood for long when RAS is first asked, it is not known."""
     ranks = [process(0, 546), process(1, 547)]
-    seen = [Producer(rank, int(moved * NS)) for rank in ranks]
-    hang = answer("hang_json")
-    watch = RasWatch(Address("", 0), lambda: ranks, lambda: seen, Answers(hang, hang))
-    for second in (10, 11):
+    seen = [] if probe_saw is None else [Producer(rank, int(probe_saw * NS)) for rank in ranks]
+    watch = RasWatch(Address("", 0), lambda: ranks, lambda: seen, Answers(*answers))
+    for second in asked:
         assert watch.due(second * NS)
         asyncio.run(watch.look(second * NS))
     assert watch.seen[546].waits[0][-1] == since * NS
-
-
-def test_after_a_silent_ras_a_wait_begins_when_it_is_seen() -> None:
-    """NCCL may have begun between: what it does then is no older than that."""
-    hang = answer("hang_json")
-    watch = RasWatch(
-        Address("", 0), lambda: [process(0, 546), process(1, 547)], list, Answers(*[b""] * TRIES, hang, hang)
-    )
-    for second in (10, 15, 16):
-        asyncio.run(watch.look(second * NS))
-    assert watch.seen[546].waits[0][-1] == 15 * NS
 
 
 def test_answers_about_another_job_are_not_about_ours() -> None:
