@@ -1,5 +1,6 @@
 """Jobs of a real Slurm, by another user: observed without a word from the user, and summed up in Slurm's accounting."""
 
+import importlib.util
 import json
 import shutil
 import subprocess
@@ -151,6 +152,9 @@ def jobs(cluster: Cluster) -> dict[str, str]:
         mpirun = f"PATH={Path(str(shutil.which('mpirun'))).parent}:$PATH mpirun --bind-to none -np 2"
         line = f"OMPI_MCA_rmaps_base_oversubscribe=1 PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe {mpirun}"
         found["mpirun"] = cluster.submit(f"{line} {srun.partition('-n2 ')[2]} 150", "-N1", "-n1")
+    if importlib.util.find_spec("torch"):
+        torchrun = f"{cluster.folder}/venv/bin/torchrun --standalone --nproc-per-node=2 {cluster.folder}/train.py 150"
+        found["torchrun"] = cluster.submit(f"srun -n1 {torchrun}", "-N1", "-n1")
     return found
 
 
@@ -194,10 +198,12 @@ def test_the_script_for_torchrun_that_we_give_runs(cluster: Cluster) -> None:
     assert "2 ranks on 1 node · 150 steps" in done.stdout, done.stderr
 
 
-def test_a_job_of_mpirun_has_one(cluster: Cluster, jobs: dict[str, str]) -> None:
-    """The batch script's own task prolog passes the probe on."""
-    need("mpirun")
-    assert "2 ranks on 1 node · 150 steps" in cluster.summary(jobs["mpirun"])
+@pytest.mark.parametrize("launcher", ["mpirun", "torchrun"])
+def test_a_job_of_another_launcher_has_one(cluster: Cluster, jobs: dict[str, str], launcher: str) -> None:
+    """The batch script's own task prolog, or that of torchrun's task, passes the probe on."""
+    if launcher not in jobs:
+        pytest.skip(f"needs {launcher}")
+    assert "2 ranks on 1 node · 150 steps" in cluster.summary(jobs[launcher])
 
 
 def test_users_read_their_token_and_not_the_secret(cluster: Cluster, jobs: dict[str, str]) -> None:

@@ -12,7 +12,7 @@ import ssl
 import time
 import urllib.error
 import urllib.request
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import parse_qs, quote, urlencode, urlsplit
 
 from hindmost.credentials import Client, reason
@@ -22,8 +22,6 @@ from hindmost_proto.address import parse
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
-
-_T = TypeVar("_T")
 
 #: Seconds that a collector may take to answer.
 TIMEOUT = 5.0
@@ -122,12 +120,14 @@ class RunDirectory:
     def picture(self, _: str | None) -> dict[str, Any]:
         from hindmost_collector.serve.live_tables import recorded
 
-        live = self._from_collector(lambda collector, job: collector.picture(job))
-        return live or recorded(self._path, self._written() or self._judged(), time.time_ns())
+        with contextlib.suppress(OSError, HindmostError):
+            if live := self._collector():
+                return live[0].picture(live[1])
+        return recorded(self._path, self._written() or self._judged(), time.time_ns())
 
-    def _from_collector(self, what: Callable[[Collector, str | None], _T]) -> _T | None:
-        """What the collector of a run that has not ended says of it, or of no job before it has a rank; None where
-        none answers.
+    def _collector(self) -> tuple[Collector, str | None] | None:
+        """The collector of a run that has not ended, and its job, if that has a rank; None where there is none. Raises
+        HindmostError where it does not answer.
 
         Of a recording that was copied here, or is another user's, the address is not believed: something else may
         answer there.
@@ -138,20 +138,20 @@ class RunDirectory:
         page, job = known.get("page"), known.get("job_id")
         if not page or not job or known.get("ended_ns") or known.get("host") != os.uname().nodename:
             return None
-        with contextlib.suppress(OSError, HindmostError, UsageError):
-            if (self._path / meta.NAME).stat().st_uid == os.geteuid():
-                collector = Collector(page)
-                known_jobs = collector.jobs()
-                if set(known_jobs) <= {job}:
-                    return what(collector, job if known_jobs else None)
-        return None
+        if (self._path / meta.NAME).stat().st_uid != os.geteuid():
+            return None
+        collector = Collector(page)
+        known_jobs = collector.jobs()
+        return (collector, job if known_jobs else None) if set(known_jobs) <= {job} else None
 
     def report(self, _: str | None) -> dict[str, Any] | None:
         """The report that was written at the end; until then its collector's, or one that is made every ten seconds."""
         if (written := self._written()) is not None:
             return written
-        live = self._from_collector(lambda collector, job: (collector.report(job),))
-        return live[0] if live else self._judged()
+        with contextlib.suppress(OSError, HindmostError):
+            if live := self._collector():
+                return live[0].report(live[1])
+        return self._judged()
 
     def _written(self) -> dict[str, Any] | None:
         """The report that was written at the end; None where there is none, or it is damaged."""
