@@ -175,7 +175,7 @@ BEFORE = HANG.replace(b'"AllReduce": 22', b'"AllReduce": 19').replace(b'"AllRedu
 @pytest.mark.parametrize(
     ("answers", "asked", "probe_saw", "since"),
     [
-        ([BEFORE, HANG, HANG], (10, 11, 12), None, 10),
+        ([BEFORE, HANG, HANG, HANG], (10, 11, 12, 13), None, 10),
         ([b""] * TRIES + [HANG, HANG], (10, 15, 16), None, 15),
         ([HANG, HANG], (10, 11), 8.5, 8.5),
         ([HANG, HANG], (10, 11), 1.0, 7.0),
