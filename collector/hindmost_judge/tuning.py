@@ -268,18 +268,26 @@ def _quota(facts: Facts) -> Advice | None:
     )
 
 
+#: What these libraries take before OMP_NUM_THREADS, where it is set.
+_OF_LIBRARIES = ("MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+
 def _too_many_threads(facts: Facts) -> Advice | None:
     waiting = facts.typical("threads_runqueue_seconds_total", "rate")
     used, full = facts.typical("cpu_seconds_total", "rate"), facts.busiest
     if not waiting + used >= DEMAND * facts.cpus_each or not facts.cpus_each >= 1.0 or full < FULL:
         return None
-    each = int(facts.cpus_each)
+    each, job = int(facts.cpus_each), facts.run.job
+    libraries = [
+        name for name in _OF_LIBRARIES if name in {*dict(job.settings), *re.findall(r"\w+", job.command or "")}
+    ]
+    export = " ".join(f"{name}={each}" for name in ("OMP_NUM_THREADS", *libraries))
     return Advice(
         "threads of each rank",
         f"{waiting + used:.1f} threads of the typical rank run or wait for a CPU at a time, its share is {each}"
         f" CPU{'s' * (each > 1)}, and the node's CPUs are {percent(full)} busy",
         f"{DEMAND} times as many threads as CPUs, and CPUs {percent(FULL)} busy",
-        f"`export OMP_NUM_THREADS={each}`: one thread for each CPU of a rank"
+        f"`export {export}`: one thread for each CPU of a rank"
         + (f"; `torch.set_num_threads({each})`, `torch.set_num_interop_threads(1)`" if facts.torch else ""),
         min(waiting / (waiting + used), 1.0),
     )

@@ -306,6 +306,16 @@ def test_a_setting_is_advised_from_its_threshold_on(name: str, evidence: str, ba
     assert name not in advised(**good)
 
 
+def test_threads_of_a_library_are_set_where_the_job_sets_them() -> None:
+    """OpenBLAS and MKL take their own variable first, of the environment or of mpirun's command."""
+    run = job(*of_ranks(threads_runqueue_seconds_total=8.0, cpu_seconds_total=3.9), *cpu_time(0.98))
+    about = replace(
+        run.job, command="mpirun -x OPENBLAS_NUM_THREADS=8 python a.py", settings=(("MKL_NUM_THREADS", "8"),)
+    )
+    (advice,) = tuning.find(replace(run, job=about), None, [])
+    assert advice.set.startswith("`export OMP_NUM_THREADS=4 MKL_NUM_THREADS=4 OPENBLAS_NUM_THREADS=4`")
+
+
 def test_writes_are_not_accused_where_something_else_may_be_waited_for() -> None:
     """Input that no step marks, a few bytes, or more that is read than written."""
     wait = {"blocked": 0.3, "written_bytes_total": 28e3}
