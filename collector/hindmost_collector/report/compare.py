@@ -352,47 +352,31 @@ def _unlike(a: list[str], b: list[str]) -> str:
     """
     left: Counter[tuple[int, str]] = Counter()
     right: Counter[tuple[int, str]] = Counter()
-    passed = 0
-    for tag, i, j, k, m in SequenceMatcher(None, a, b, autojunk=False).get_opcodes():
+    of_a, of_b, passed = _arguments(a), _arguments(b), 0
+    for tag, i, j, k, m in SequenceMatcher(None, of_a, of_b, autojunk=False).get_opcodes():
         if tag == "equal":
-            passed += sum(not one.startswith("-") for one in _arguments(a, i, j, renamed=False))
+            passed += sum(not one.startswith("-") for one in of_a[i:j])
             continue
-        left.update((passed, one) for one in _arguments(a, i, j, renamed=tag == "replace"))
-        right.update((passed, one) for one in _arguments(b, k, m, renamed=tag == "replace"))
+        left.update((passed, one) for one in of_a[i:j])
+        right.update((passed, one) for one in of_b[k:m])
     alike = Counter({key: count for key, count in (left & right).items() if key[1].startswith("-")})
-    of_a, of_b = (Counter(one for _, one in (side - alike).elements()) for side in (left, right))
-    parts = {"only A has": of_a - of_b, "only B has": of_b - of_a, "in another place:": of_a & of_b}
+    only_a, only_b = (Counter(one for _, one in (side - alike).elements()) for side in (left, right))
+    parts = {"only A has": only_a - only_b, "only B has": only_b - only_a, "in another place:": only_a & only_b}
     return "; ".join(
         f"{what} {', '.join(f'`{one}`' for one in shown.elements())}" for what, shown in parts.items() if shown
     )
 
 
-def _arguments(words: list[str], first: int, last: int, *, renamed: bool) -> list[str]:
-    """The arguments of a command that words ``first`` to ``last`` belong to; each stands in the command as it is here.
-
-    An option takes the word after it. Where an option was ``renamed``, its value is that of the other command, too.
-    """
-    if first == last:
-        return []
-    if first and _takes_value(words[first - 1]) and _is_value(words[first]):
-        first -= 1
-    if renamed and last < len(words) and _takes_value(words[last - 1]) and _is_value(words[last]):
-        last += 1
-    found: list[list[str]] = []
-    for word in words[first:last]:
-        if found and len(found[-1]) == 1 and _takes_value(found[-1][0]) and _is_value(word):
-            found[-1].append(word)
+def _arguments(words: list[str]) -> list[str]:
+    """The arguments of a command: an option takes the word after it."""
+    found: list[str] = []
+    for word in words:
+        option = found[-1] if found else ""
+        if option.startswith("-") and not {" ", "="} & {*option} and option != "--" and word[0] != "-" and word != ":":
+            found[-1] = f"{option} {word}"
         else:
-            found.append([word])
-    return [" ".join(one) for one in found]
-
-
-def _takes_value(word: str) -> bool:
-    return word.startswith("-") and "=" not in word and word != "--"
-
-
-def _is_value(word: str) -> bool:
-    return not word.startswith("-") and word != ":"
+            found.append(word)
+    return found
 
 
 _WORSE, _BETTER = "red", "green"

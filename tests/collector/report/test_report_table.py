@@ -62,16 +62,6 @@ def test_no_table_is_drawn_of_rank_numbers_alone() -> None:
     assert not any(line.strip() == "rank" for line in shown.splitlines())
 
 
-def test_the_caption_stands_on_one_line_and_explains_only_what_is_shown() -> None:
-    """However narrow the table, its caption is whole, and names no column that is not there."""
-    last = text.render(report(self_ms=2.0)).splitlines()[-1]
-    assert last == "ms per step, medians after warm-up. self time: between collectives"
-    shown = columns.caption(["rank", "input", "caused wait"], report(self_ms=2.0))
-    assert shown.endswith("caused wait: the others' wait for this rank")
-    assert "(means: caused wait)" in shown
-    assert "last to arrive" not in shown
-
-
 def test_the_caption_says_that_the_table_begins_before_a_verdict_does() -> None:
     """A verdict since step 27 has numbers of its own, which the medians of all steps do not repeat."""
     late = report(step_ms=2.0) | {"verdicts": [{"kind": "straggler", "since_step": 27, "cost_ms_per_step": 0.5}]}
@@ -256,15 +246,6 @@ def test_what_to_do_about_the_limit_is_not_said_twice() -> None:
     found = report() | {"verdicts": [unsure]}
     found["job"]["bound"] = {"by": "cpu", "evidence": f"waits. {OTHERS_USE} 1.6 of the 2 CPUs of n, ranks 0.3"}
     assert text.render(found, width=200).count("stop the other processes") == 1
-
-
-def test_the_title_of_a_markdown_report_stands_once() -> None:
-    """However long it is: its second line is not the first of the verdict."""
-    found = report()
-    found["job"] |= {"command": f"python {'long' * 30}.py", "duration_s": 43.2}
-    shown = markdown.render(found)
-    assert shown.count("43.2 s") == 1
-    assert shown.splitlines()[0].endswith("ran 43.2 s")
 
 
 def test_a_report_without_verdicts_is_read() -> None:

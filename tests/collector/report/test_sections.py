@@ -122,16 +122,6 @@ def test_every_format_has_every_row(name: str) -> None:
     assert "sections" in document.of_report(report, run, found.overview)
 
 
-def test_numbers_of_a_row_are_the_same_everywhere() -> None:
-    """The one model: CSV's cell is JSON's value, and text writes it."""
-    report = judged("clean")[2]
-    pace = report["sections"]["throughput"]["job"][0]["steps_per_s"]
-    rows = list(csv_reader.reader(io.StringIO(csv.render_sections(report, ["throughput"]))))
-    assert float(rows[2][rows[1].index("steps_per_s")]) == pytest.approx(pace, rel=1e-5)
-    assert f"{pace:.1f}" in text.render(report, 100, wanted=["throughput"])
-    assert f"| {pace:.1f} |" in markdown.render(report)
-
-
 def test_what_is_missing_is_a_dash_and_has_its_reason() -> None:
     """Bare collectives have no samples, GPUs or files: no table shows a 0 for them."""
     report = judged("communication-bound")[2]
@@ -159,15 +149,6 @@ def test_a_kernel_that_reports_a_pressure_is_not_said_to_report_none() -> None:
     rows = judged("several")[2]["sections"]["not_measured"]["what"]
     (why,) = [row["why"] for row in rows if "pressure" in row["what"]]
     assert "the kernel has no" not in why
-
-
-def test_the_default_text_has_one_line_of_pace_and_no_sections() -> None:
-    """One screen: the verdict first."""
-    shown = text.render(judged("straggler")[2], 100).splitlines()
-    assert sum(line.startswith("PACE ") for line in shown) == 1
-    assert shown.index(next(line for line in shown if line.startswith("PACE"))) > 2
-    assert "Wall clock" not in shown
-    assert len(shown) < 40
 
 
 def test_a_fault_in_some_steps_has_these_beside_the_whole_run() -> None:
