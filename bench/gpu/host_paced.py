@@ -50,8 +50,10 @@ STEPS, LATE = 260, 150
 WAITS = {"gpt-none": "backward", "conv-none": "forward", "gpt-step": "read", "conv-step": "read"}
 #: How long a job may take until it has trained, and hindmost until it has judged.
 TRAINS_S, JUDGES_S = 90.0, 60.0
-#: A right onset is so many steps off at most; a right cost by so much.
+#: A right onset is so many steps off at most, or by what steps vary; a right cost by so much.
 ONSET, COST = 3, 0.2
+#: With 95 %, an onset is found within so many steps where it is as large as steps vary (Bai, 1997).
+FOUND_WITHIN = 11.0
 #: This share of a step is no difference between hosts.
 LEAST = 0.02
 #: CPUs on which processes wait for their turn, where there are twice as many.
@@ -221,6 +223,12 @@ class Hosts:
         """By how much a rank's host works longer than its peers in these steps."""
         return float((self.work[rank] - np.delete(self.work, rank, axis=0).mean(axis=0))[about].mean())
 
+    def onset_within(self, rank: int, about: slice) -> float:
+        """The steps within which the fault's onset is found, by how much its host's work varies from step to step."""
+        healthy = self.work[rank] - np.delete(self.work, rank, axis=0).mean(axis=0) - self.spun[rank]
+        varies, delay = np.diff(healthy).std() / np.sqrt(2), self.spun[rank, about].mean()
+        return max(ONSET, FOUND_WITHIN * float(varies / delay) ** 2) if about.start > WARM and delay else ONSET
+
     def saves(self, rank: int, about: slice) -> float:
         """By how much the mean of these steps would be shorter were a rank's host no slower than its peers in them."""
         less = np.zeros(self.work.shape)
@@ -345,12 +353,13 @@ def grade(truth: dict[str, Any], report: dict[str, Any], live: list[dict[str, An
     doubt = truth["doubt_ms"] + COST * abs(truth["cost_ms"])
     acts = _steps(log, truth["from_step"], None)
     fault, host = log.step(0.0, acts) - log.step(log.spun, acts), log.saves(truth["rank"], acts)
+    least = LEAST * log.step_ms
     marks = {
         "named": len(mine) > 0 and all(true),
         "once": len(mine) == 1,
         "cause": first.get("cause") == wanted,
-        "onset": onset is not None and abs(onset) <= ONSET,
-        "cost": told is not None and (1 - COST) * min(fault, host) <= told <= (1 + COST) * max(fault, host),
+        "onset": onset is not None and abs(onset) <= log.onset_within(truth["rank"], acts),
+        "cost": told is not None and (1 - COST) * min(fault, host) - least <= told <= (1 + COST) * max(fault, host),
     }
     return said | {
         "wanted": wanted,
@@ -360,8 +369,8 @@ def grade(truth: dict[str, Any], report: dict[str, Any], live: list[dict[str, An
         "host_by_log_ms": round(host, 3),
         "marks": marks,
         "cost_by_clean_jobs": told is not None and abs(told - truth["cost_ms"]) <= doubt,
-        "shows": host >= LEAST * log.step_ms,
-        "right": all(marks.values()) if named or host >= LEAST * log.step_ms else True,
+        "shows": host >= least,
+        "right": all(marks.values() if host >= least else true),
     }
 
 

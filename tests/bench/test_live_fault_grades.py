@@ -164,6 +164,17 @@ def test_a_named_host_works_longer_in_the_steps_that_a_verdict_is_about(
     assert host_paced.grade({"share": 0}, {"verdicts": [reported]}, [], log)["right"] is right
 
 
+@pytest.mark.parametrize(("varies", "within"), [(0.1, 3.0), (4.0, 11.0)])
+def test_an_onset_is_found_within_what_steps_vary_by(bench: Any, varies: float, within: float) -> None:
+    """Of a fault of 4 ms from step 100 on."""
+    host_paced = bench("host_paced")
+    work, spun = np.zeros((2, 400)), np.zeros((2, 400))
+    spun[1, 100:] = 4.0
+    work[1] = spun[1] + varies * np.random.default_rng(0).standard_normal(400)
+    found = host_paced.Hosts(work, spun, ahead=1).onset_within(1, slice(100, 400))
+    assert found == pytest.approx(within, rel=0.1)
+
+
 @pytest.mark.parametrize(("ahead", "step", "cost"), [(1, 8.5, 1.5), (100, 8.0, 1.0)])
 def test_a_fault_costs_what_the_replay_of_the_hosts_work_is_longer_by(
     bench: Any, ahead: int, step: float, cost: float

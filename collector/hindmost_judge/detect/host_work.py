@@ -16,7 +16,7 @@ from hindmost_judge.detect.nested_segments import lasts
 from hindmost_judge.graph.self_time import pace_of_peers
 from hindmost_judge.settings import Settings
 from hindmost_judge.stats import segmentation
-from hindmost_judge.stats.robust import FEW_RANKS, median, spread
+from hindmost_judge.stats.robust import FEW_RANKS, MAD_TO_SIGMA, median, spread
 from hindmost_judge.types import Floats, Ints, Lanes
 
 #: Phases that are waiting, whatever is left of it.
@@ -60,11 +60,12 @@ _MIN_STEPS, _MIN_SHARE = 10, 0.125
 _SHORT_RUN = 40
 #: Neighbouring segments belong to one delay if the smaller level is at least this share of the larger.
 _SAME_DELAY = 0.5
-#: A delay is a side effect of a simultaneous one in another phase if its level is less than this share of that.
-_SIDE_EFFECT = 0.5
 #: A host that is ahead of its GPU in more than this share of the steps waits for it, for at least this share of its
 #: time. If less wait was found, it is in some phase's self time.
 _MOSTLY_AHEAD, _LITTLE_WAIT = 0.5, 0.05
+#: A phase's changes go with those of another phase from this share of their variance on; each counts for at most so
+#: many standard deviations.
+_GOES_WITH, _USUAL = 0.25, 3.0
 
 
 class Delay(NamedTuple):
@@ -88,20 +89,49 @@ def find_delays(lanes: Lanes, least: float, large: float) -> list[Delay]:
     """
     delays: list[Delay] = []
     least = max(least, large) if lanes.host.shape[2] < _SHORT_RUN else least
-    for phase, self_time in enumerate(lanes.host):
-        behind_peers, doubt = self_time - pace_of_peers(self_time, lanes.cohort), np.zeros(len(self_time))
-        if lanes.wait is not None and lanes.wait.phase == phase:
-            doubt = lanes.doubt
-            if lanes.wait.lag == 0:  # what may be a wait proves no delay
-                behind_peers = behind_peers - self_time + lanes.least[phase]
-        threshold = np.hypot(least, doubt)  # noise and a wrong level add up only by chance
-        delays += _delays(behind_peers, lanes.cohort, phase, threshold, large)
+    behind = np.stack([self_time - pace_of_peers(self_time, lanes.cohort) for self_time in lanes.host])
+    doubt, waits = np.zeros(behind.shape[:2]), -1
+    if lanes.wait is not None:
+        waits = lanes.wait.phase
+        doubt[waits] = lanes.doubt
+        if lanes.wait.lag == 0:  # what may be a wait proves no delay
+            behind[waits] -= lanes.host[waits] - lanes.least[waits]
+    for phase, behind_peers in enumerate(behind):
+        threshold = np.hypot(least, doubt[phase])  # noise and a wrong level add up only by chance
+        steady = _at_even_speed(behind, phase, waits) if phase != waits else None
+        sharp = [] if steady is None else list(_delays(steady, lanes.cohort, phase, threshold, large, steady=True))
+        blurred = _delays(behind_peers, lanes.cohort, phase, threshold, large)
+        delays += [*sharp, *(one for one in blurred if not any(_overlap(one, other) for other in sharp))]
     delays = [net for delay in delays if not _may_be_wait(lanes, delay) for net in _net(lanes, delay, least)]
-    return _without_side_effects(sorted(delays, key=lambda delay: -delay.level * (delay.stop - delay.first)))
+    largest_first = sorted(delays, key=lambda delay: -delay.level * (delay.stop - delay.first))
+    return [net for delay in _one_a_rank(largest_first) for net in _net(lanes, delay, least)]
+
+
+def _at_even_speed(behind: Floats, phase: int, waits: int) -> Floats | None:
+    """[R, S] ns behind peers in a phase, less what goes with another phase; ``None`` where none goes with it.
+
+    A core's clock, and what else runs on it, change all that a thread does. A fault in one phase shows only there.
+    ``behind`` [P, R, S] is that of all phases.
+    """
+    changes = np.diff([_block_means(one) for one in behind], axis=-1).reshape(len(behind), -1)
+    most = _USUAL * MAD_TO_SIGMA * median(np.abs(changes), axis=1)[:, None]
+    changes = np.clip(changes, -most, most)  # a fault that begins in two phases at once is no change of speed
+    together = changes @ changes[phase]
+    share = together * np.abs(together) / np.maximum((changes**2).sum(axis=1) * together[phase], 1.0)
+    share[[phase, waits]] = 0.0
+    with_it = np.flatnonzero(share >= _GOES_WITH)
+    if not len(with_it):
+        return None
+    slope = np.linalg.lstsq(changes[with_it].T, changes[phase], rcond=None)[0]
+    return np.asarray(behind[phase] - np.tensordot(slope, behind[with_it], axes=1))
+
+
+def _overlap(one: Delay, other: Delay) -> bool:
+    return one.row == other.row and one.first < other.stop and other.first < one.stop
 
 
 def _delays(
-    behind_peers: Floats, cohort: Ints, phase: int, threshold: Floats, large: float, turn: int = 1
+    behind_peers: Floats, cohort: Ints, phase: int, threshold: Floats, large: float, turn: int = 1, steady: bool = False
 ) -> Iterator[Delay]:
     """The persistent delays of all ranks in one phase, from those in each step [R, S]; ``threshold`` [R] ns counts.
 
@@ -109,7 +139,7 @@ def _delays(
     """
     for row in np.flatnonzero(_block_means(behind_peers).max(axis=1) >= threshold).tolist():
         peers = np.flatnonzero((cohort == cohort[row]) & (np.arange(len(cohort)) != row))
-        yield from _delays_of_rank(behind_peers, row, peers, phase, float(threshold[row]), large, turn)
+        yield from _delays_of_rank(behind_peers, row, peers, phase, float(threshold[row]), large, turn, steady)
 
 
 def _may_be_wait(lanes: Lanes, delay: Delay) -> bool:
@@ -135,24 +165,21 @@ def _net(lanes: Lanes, delay: Delay, least: float) -> list[Delay]:
     return [delay._replace(level=min(delay.level, longer))] if longer >= least else []
 
 
-def _without_side_effects(delays: list[Delay]) -> list[Delay]:
-    """The delays [largest first], each side effect added to the delay that it belongs to.
+def _one_a_rank(delays: list[Delay]) -> list[Delay]:
+    """The delays [largest first], those of one rank in shared steps added to the largest of them.
 
-    What slows a host down often makes several phases longer. A much smaller delay of the same rank in shared steps is
-    added to the larger one: it is one fault.
+    A slow core makes several phases longer, and so does what a fault displaces: it is one slowdown.
     """
-    causal: list[Delay] = []
+    found: list[Delay] = []
     for delay in delays:
-        own = [at for at, other in enumerate(causal) if other.row == delay.row]
-        larger = [at for at in own if delay.level < _SIDE_EFFECT * causal[at].level]
-        shared = {at: min(causal[at].stop, delay.stop) - max(causal[at].first, delay.first) for at in larger}
-        best = max(larger, key=shared.__getitem__, default=-1)
-        if best < 0 or shared[best] <= 0:
-            causal.append(delay)
+        larger = [at for at, other in enumerate(found) if _overlap(delay, other)]
+        if not larger:
+            found.append(delay)
             continue
-        main = causal[best]
-        causal[best] = main._replace(level=main.level + delay.level * shared[best] / (main.stop - main.first))
-    return causal
+        main = found[larger[0]]
+        shared = max(0, min(main.stop, delay.stop) - max(main.first, delay.first))
+        found[larger[0]] = main._replace(level=main.level + delay.level * shared / (main.stop - main.first))
+    return found
 
 
 def _block_means(behind_peers: Floats) -> Floats:
@@ -166,7 +193,7 @@ def _block_means(behind_peers: Floats) -> Floats:
 
 
 def _delays_of_rank(
-    behind_peers: Floats, row: int, peers: Ints, phase: int, least: float, large: float, turn: int
+    behind_peers: Floats, row: int, peers: Ints, phase: int, least: float, large: float, turn: int, steady: bool
 ) -> Iterator[Delay]:
     """The persistent delays of one rank in one phase, from the delays of all in each step [R, S]; all in ns.
 
@@ -175,7 +202,7 @@ def _delays_of_rank(
     search for such changes.
     """
     series, cohort = segmentation.clipped(behind_peers[row, turn // 2 :: turn]), len(peers) >= FEW_RANKS
-    drifts = turn == 1 and not cohort
+    drifts = turn == 1 and not cohort and not steady
     within = series - segmentation.levels(series, drifts=False)
     noises = [segmentation.noise(one, drifts=drifts) * float(np.sqrt(turn)) for one in (series, within)]
     sigma, least_noise = max(noises[0], 1.0), max(min(noises), 1.0)
@@ -188,7 +215,8 @@ def _delays_of_rank(
         lasts_long = level >= large and stop - first >= shortest  # hosts drift by less, or not for as long
         drift = least_noise if lasts_long else sigma
         z = level / float(np.hypot(drift / np.sqrt(stop - first), differ))
-        if level >= least and z >= _MIN_Z and stop - first >= (_MIN_STEPS if level >= large else shortest):
+        enough = _MIN_STEPS if level >= large and stop == len(series) else shortest  # what has ended may be drift
+        if level >= least and z >= _MIN_Z and stop - first >= enough:
             yield Delay(row, phase, first, stop, level, z)
 
 
@@ -196,8 +224,9 @@ def _without_minor_changes(series: Floats, bounds: list[int], shortest: float) -
     """The bounds of a series' segments, less those inside one delay.
 
     It only becomes somewhat larger or smaller there. Or it pauses or exceeds itself for fewer steps than the
-    ``shortest`` delay, which hardly changes its mean.
+    ``shortest`` delay, which hardly changes its mean. The first few steps of a run show no level.
     """
+    bounds = [0, *(bound for bound in bounds[1:] if bound >= _MIN_STEPS)]
     major = bounds[:2]
     for stop in bounds[2:]:
         *_, before, last, level = [-np.inf, *(float(series[a:b].mean()) for a, b in itertools.pairwise([*major, stop]))]

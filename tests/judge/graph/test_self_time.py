@@ -289,6 +289,24 @@ def test_a_slow_host_is_found_once() -> None:
     assert (found.row, found.phase) == (1, FORWARD)
 
 
+@pytest.mark.parametrize("seed", [0, 3, 4])
+def test_a_slow_host_is_found_although_the_speeds_of_cores_drift_by_more(seed: int) -> None:
+    """Each core is up to 40 % slower for tens of steps, in all phases; rank 0's input takes 6 ms longer since 150."""
+    draws = np.random.default_rng(seed)
+    own = work(2, 260, noise=0.05, seed=seed) * (1.0 + 0.4 * np.repeat(draws.random((2, 13)), 20, axis=1))
+    own[INPUT, 0, 150:] += 6.0
+    (found,) = host_work.find_delays(self_time.build_lanes(run(own, 5.0, waits="step")), 0.8 * MS, 8 * MS)
+    assert (found.row, found.phase, found.first, found.stop) == (0, INPUT, pytest.approx(150, abs=3), 260)
+
+
+def test_a_slow_core_is_one_slowdown() -> None:
+    """One of two hosts takes a quarter longer for everything."""
+    own = work(2, 160, noise=0.05)
+    own[:, 1] *= 1.25
+    (found,) = host_work.find_delays(self_time.build_lanes(run(own, 5.0, waits="step")), 0.8 * MS, 8 * MS)
+    assert (found.row, found.level / MS) == (1, pytest.approx(0.25 * 39.0, rel=0.1))
+
+
 def test_a_slow_host_that_pauses_for_a_dozen_steps_is_found_once() -> None:
     """One of two hosts is 6 ms slower, and 3 ms faster for 12 of 260 steps."""
     own = work(2, 260)
