@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from hindmost import ring
 from hindmost_proto import telemetry_pb2 as wire
@@ -22,6 +22,8 @@ from hindmost_agent.kernel_files import File, read_once
 from hindmost_agent.sampler import Host
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 class Mark(NamedTuple):
@@ -35,6 +37,14 @@ class Mark(NamedTuple):
     skipped: int
     steps: int
     phases: int
+
+
+def _unless_torn(read: Callable[[], T], torn: T) -> T:
+    """What a ring says, or what stands for it where the ring is torn."""
+    try:
+        return read()
+    except ring.RingError:
+        return torn
 
 
 class OpenRing:
@@ -83,42 +93,27 @@ class OpenRing:
     @property
     def written(self) -> int:
         """How many events were ever written; of a torn ring, as far as is known."""
-        try:
-            return self.reader.written
-        except ring.RingError:
-            return self._written
+        return _unless_torn(lambda: self.reader.written, self._written)
 
     @property
     def closed(self) -> bool:
         """Whether the writer ended in order, which a torn ring does not say."""
-        try:
-            return self.reader.closed
-        except ring.RingError:
-            return False
+        return _unless_torn(lambda: self.reader.closed, False)
 
     @property
     def gpu_uuid(self) -> str:
         """The GPU as the probe knows it by now, which a torn ring does not say."""
-        try:
-            return self.reader.gpu_uuid
-        except ring.RingError:
-            return ""
+        return _unless_torn(lambda: self.reader.gpu_uuid, "")
 
     @property
     def framework(self) -> str:
         """What trains in the process, as its probe knows by now, which a torn ring does not say."""
-        try:
-            return self.reader.framework
-        except ring.RingError:
-            return ""
+        return _unless_torn(lambda: self.reader.framework, "")
 
     @property
     def text(self) -> str:
         """What the process said last, at its end, which a torn ring does not say."""
-        try:
-            return self.reader.text
-        except ring.RingError:
-            return ""
+        return _unless_torn(lambda: self.reader.text, "")
 
     @property
     def full(self) -> float:

@@ -267,43 +267,30 @@ def opened(**verdict):
     return {"event": "opened", "verdict": {"kind": "straggler", "ranks": [3], "since_step": 40, **verdict}}
 
 
-def test_raw_events_are_asked_for_around_the_step_since_which_it_holds():
-    """Of whom it names, sixteen at most, and of no step before the first."""
-    assert event_trace_request("j", opened()) == wire.EventTraceRequest(
-        job_id="j", ranks=[3], first_step=35, last_step=45
-    )
-    assert event_trace_request("j", opened(since_step=2)) == wire.EventTraceRequest(
-        job_id="j", ranks=[3], first_step=0, last_step=7
-    )
-    assert list(event_trace_request("j", opened(ranks=list(range(40)))).ranks) == list(range(16))
+AROUND = {"ranks": [3], "first_step": 35, "last_step": 45}
 
 
 @pytest.mark.parametrize(
-    ("cause", "partial", "asked"), [("unknown", "blocked", True), ("unknown", None, False), ("compute", None, False)]
+    ("event", "asked"),
+    [
+        (opened(), AROUND),
+        (opened(since_step=2), AROUND | {"first_step": 0, "last_step": 7}),
+        (opened(ranks=list(range(40))), AROUND | {"ranks": list(range(16))}),
+        (opened(cause="unknown", partial="blocked"), AROUND | {"stacks": True}),
+        (opened(cause="unknown", partial=None), AROUND),
+        (opened(kind="hang", since_step=None), {"stacks": True}),
+        (opened(kind="desync", since_step=None), {"stacks": True}),
+        (opened() | {"event": "closed"}, None),
+        (opened() | {"event": "updated"}, None),
+        (opened(since_step=None), None),
+        (opened(ranks=[]), None),
+    ],
 )
-def test_where_a_rank_is_off_the_cpu_for_an_unknown_reason_its_stacks_are_asked_for_too(
-    cause: str, partial: str | None, *, asked: bool
-) -> None:
-    """They show the line at which it waits; a rank that computes is at any line."""
-    request = event_trace_request("j", opened(cause=cause, partial=partial))
-    assert (request.stacks, request.last_step) == (asked, 45)
-
-
-@pytest.mark.parametrize("kind", ["hang", "desync"])
-def test_a_stopped_job_is_asked_for_the_stacks_of_all(kind):
-    """The awaited rank may be one that is not named."""
-    assert event_trace_request("j", opened(kind=kind, since_step=None)) == wire.EventTraceRequest(
-        job_id="j", stacks=True
-    )
-
-
-@pytest.mark.parametrize(
-    "event",
-    [opened() | {"event": "closed"}, opened() | {"event": "updated"}, opened(since_step=None), opened(ranks=[])],
-)
-def test_nothing_is_requested_where_there_is_nothing_to_see(event):
-    """A verdict that goes on or ends, one without a step, and one that names no rank."""
-    assert event_trace_request("j", event) is None
+def test_raw_events_are_asked_for_where_there_is_something_to_see(event: Any, asked: dict[str, Any] | None) -> None:
+    """Around the step since which a verdict holds, of sixteen ranks at most. Stacks show the line of a rank that is
+    off the CPU for an unknown reason. Where a job stopped all are asked for: the awaited rank may not be named."""
+    expected = None if asked is None else wire.EventTraceRequest(job_id="j", **asked)
+    assert event_trace_request("j", event) == expected
 
 
 async def test_a_question_reaches_the_agents_of_the_job_and_of_whole_nodes(collecting, fake_agent):
