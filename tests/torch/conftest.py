@@ -1,5 +1,7 @@
 """Runs training scripts on real ranks under the probe, and reads what their rings hold."""
 
+from __future__ import annotations
+
 import itertools
 import json
 import os
@@ -11,10 +13,10 @@ import subprocess
 import sys
 import textwrap
 from collections import Counter
-from collections.abc import Callable
 from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import hindmost
 import pytest
@@ -22,6 +24,9 @@ from hindmost import ring
 from hindmost.native import build
 
 from tests.needs import need
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 WITH_SLURM = Path(__file__).parents[1] / "with-slurm"
 INJECT = Path(hindmost.__file__).parent / "inject"

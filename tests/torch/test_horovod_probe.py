@@ -1,17 +1,23 @@
 """The Horovod probe in real jobs: Horovod 0.28 with torch, over MPI and over gloo."""
 
+from __future__ import annotations
+
 import copy
 import importlib.util
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 from hindmost import ring
 
-from tests.torch.conftest import Trace, run
+from tests.torch.conftest import run
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.torch.conftest import Trace
 
 pytestmark = [
     pytest.mark.torch,

@@ -3,14 +3,18 @@
 They train in an environment of their own: `make tensorflow`; `make horovod-tensorflow` builds Horovod into it.
 """
 
-from collections.abc import Callable
+from __future__ import annotations
+
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hindmost import ring
 
-Train = Callable[..., dict[int, Any]]  # conftest.py: rank -> Trace
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Train = Callable[..., dict[int, Any]]  # conftest.py: rank -> Trace
 
 ENVIRONMENT = Path(__file__).parents[2] / ".cache/tensorflow"
 PYTHON = ENVIRONMENT / "bin/python"
