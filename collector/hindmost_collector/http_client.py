@@ -91,12 +91,7 @@ class Receiver:
         return self.request("POST", self._path, body, headers)
 
     def request(
-        self,
-        method: str,
-        path: str,
-        body: bytes,
-        headers: Mapping[str, str] | None = None,
-        within_s: float = math.inf,
+        self, method: str, path: str, body: bytes, headers: Mapping[str, str] | None = None, within_s: float = math.inf
     ) -> Answer:
         """Send one request, with more ``headers``; ``within_s`` bounds an answer below ``timeout_s``. Never raises."""
         timeout_s = min(self._timeout_s, within_s)

@@ -223,11 +223,7 @@ def test_an_option_of_another_command_is_said_to_be_its(capsys: pytest.CaptureFi
     ],
 )
 def test_what_the_system_refuses_is_one_line(
-    capsys: pytest.CaptureFixture[str],
-    fails: Callable[[Exception], None],
-    error: Exception,
-    message: str,
-    code: int,
+    capsys: pytest.CaptureFixture[str], fails: Callable[[Exception], None], error: Exception, message: str, code: int
 ) -> None:
     """Memory, a disk that fails, a file of another user, a name or a library that cannot be used: no traceback."""
     fails(error)

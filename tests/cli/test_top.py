@@ -81,11 +81,7 @@ def test_a_report_that_is_printed_once_says_how_old_it_is(
     ],
 )
 def test_a_lost_contact_stands_above_the_report_that_it_makes_old(
-    nodes: list[str],
-    age_s: float,
-    said: str,
-    collector: tuple[str, dict[str, Any]],
-    capsys: pytest.CaptureFixture[str],
+    nodes: list[str], age_s: float, said: str, collector: tuple[str, dict[str, Any]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A line below the table is overlooked, and "no rank is slow" is read as of now."""
     address, answers = collector

@@ -126,8 +126,7 @@ def table(lines: Sequence[str]) -> tuple[list[str], list[list[str]]]:
 
 
 @pytest.mark.parametrize(
-    ("more", "command"),
-    [({}, "hindmost-runs/j"), ({"path": "runs/mine", "over": True}, "runs/mine")],
+    ("more", "command"), [({}, "hindmost-runs/j"), ({"path": "runs/mine", "over": True}, "runs/mine")]
 )
 def test_advice_names_the_recording(more: dict[str, Any], command: str) -> None:
     """A command can be copied from the screen: of a running job it has the path that `hindmost run` chooses."""

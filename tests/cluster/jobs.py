@@ -75,12 +75,7 @@ def observe(out: Path, *command: str, options: tuple[str, ...] = (), **more: str
     """``hindmost run --out OUT OPTIONS -- COMMAND`` to its end; nothing of it may be running afterwards."""
     argv = [*HINDMOST, "run", "--out", str(out), "--job-id", job_of(out), *options, "--", *command]
     done = subprocess.run(
-        argv,
-        env=environ(**more),
-        capture_output=True,
-        text=True,
-        stdin=subprocess.DEVNULL,
-        check=False,
+        argv, env=environ(**more), capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False
     )
     assert not wait_until_gone(job_of(out))
     return Observed(done.returncode, done.stdout, done.stderr, out)

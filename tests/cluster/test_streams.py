@@ -78,10 +78,7 @@ def test_ctrl_c_amid_an_import_is_an_exit_code(run: Path, tmp_path: Path, module
     """Python would end itself by the signal, though caught, where it met the `exec` that makes a data class."""
     (tmp_path / f"{module}.py").write_text("exec('raise KeyboardInterrupt')\n")
     done = subprocess.run(
-        [*command, "report", run],
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
-        capture_output=True,
-        check=False,
+        [*command, "report", run], env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True, check=False
     )
     assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
 

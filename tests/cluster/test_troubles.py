@@ -9,16 +9,7 @@ import pytest
 from hindmost_collector.simulate import Scenario, simulate
 from hindmost_collector.simulate.write import run_directory
 
-from tests.cluster.jobs import (
-    HINDMOST,
-    OF_TWO,
-    TRAIN_MPI,
-    environ,
-    job_of,
-    mounted,
-    observe,
-    wait_until_gone,
-)
+from tests.cluster.jobs import HINDMOST, OF_TWO, TRAIN_MPI, environ, job_of, mounted, observe, wait_until_gone
 
 pytestmark = [pytest.mark.cluster, pytest.mark.uses("cc", "unshare")]
 

@@ -19,13 +19,7 @@ def test_ranks_of_another_host_are_seen(out: Path, hosts: tuple[Path, Path]) -> 
     launch += ["--host", "10.213.7.1:2,10.213.7.2:2", "-np", "4", sys.executable]
     train = [TRAIN_MPI, "--steps", "40"]
     observed = [*HINDMOST, "run", "--out", str(out), "--job-id", job_of(out), "--", *launch]
-    done = subprocess.run(
-        [str(here), *observed, *train],
-        env=environ(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = subprocess.run([str(here), *observed, *train], env=environ(), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert wait_until_gone(job_of(out)) == {}
     assert "unencrypted" not in done.stderr

@@ -159,13 +159,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Scrapes:
     ]
     root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     with said.open("wb") as log:
-        running = subprocess.Popen(
-            command,
-            stdout=log,
-            stderr=log,
-            env={**os.environ, **root},
-            start_new_session=True,
-        )
+        running = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, **root}, start_new_session=True)
     try:
         for family in KNOWN:
             until_it_answers(running, f"http://{address}/metrics", said, says=family + "{")

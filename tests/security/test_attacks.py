@@ -237,10 +237,7 @@ FORGED = {
                 steps=[
                     wire.StepBlock(
                         ranks=[rank_of("mine", "n0").ref, rank_of("theirs", "n9").ref],
-                        rows=[1, 1],
-                        step=[1000, 1000],
-                        start_ns=[1, 1],
-                        duration_ns=[1, 1],
+                        rows=[1, 1], step=[1000, 1000], start_ns=[1, 1], duration_ns=[1, 1],
                     )
                 ],
             )

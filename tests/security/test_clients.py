@@ -118,10 +118,7 @@ def test_a_simulation_needs_a_certificate_of_its_nodes(authority: Path, capsys: 
     pki.issue(authority, ["node0000"], datetime.timedelta(days=1))
     with served(**tls_of(authority)) as collector:
         grpc, _ = ports(collector)
-        for name, code, line in (
-            ("node0000", 0, "all acknowledged"),
-            ("n1", 1, "the certificate is not one of node"),
-        ):
+        for name, code, line in (("node0000", 0, "all acknowledged"), ("n1", 1, "the certificate is not one of node")):
             own = ["--tls-ca", f"{authority}/ca.pem"]
             own += ["--tls-cert", f"{authority}/{name}.pem", "--tls-key", f"{authority}/{name}.key"]
             assert main([*SIMULATE, grpc, *own]) == code
@@ -134,10 +131,7 @@ def test_a_jobs_token_simulates_that_job(secret: Path, tmp_path: Path, capsys: p
     token = tmp_path / "token"
     write_private(token, job_token(SECRET, "simulated-0") + "\n")
     with served(token_file=str(secret)) as collector:
-        for seed, code, line in (
-            ("0", 0, "all acknowledged"),
-            ("1", 1, "the token is not one of job 'simulated-1'"),
-        ):
+        for seed, code, line in (("0", 0, "all acknowledged"), ("1", 1, "the token is not one of job 'simulated-1'")):
             assert main([*SIMULATE, ports(collector)[0], "--seed", seed, "--token-file", str(token)]) == code
             said = capsys.readouterr()
             assert line in said.out + said.err

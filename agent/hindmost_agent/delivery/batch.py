@@ -155,11 +155,7 @@ class Builder:
         for kind, steps in self._steps.items():
             _pack_steps(self._batch, kind, steps)
         _pack_intervals(self._rest, self._intervals)
-        parts = (
-            self._batch.SerializeToString(),
-            *_pack_collectives(self._collectives),
-            self._rest.SerializeToString(),
-        )
+        parts = (self._batch.SerializeToString(), *_pack_collectives(self._collectives), self._rest.SerializeToString())
         packed = Packed(self._samples, parts, self._definitions)
         self._start()
         return packed

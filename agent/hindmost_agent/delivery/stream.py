@@ -203,10 +203,7 @@ class RoundTrips:
         """An answer has come; whether those are in with which a stream begins."""
         returned_ns = self._monotonic_ns()
         sample = wire.ClockSample(
-            sent_ns=reply.sent_ns,
-            received_ns=reply.received_ns,
-            replied_ns=reply.replied_ns,
-            returned_ns=returned_ns,
+            sent_ns=reply.sent_ns, received_ns=reply.received_ns, replied_ns=reply.replied_ns, returned_ns=returned_ns
         )
         self._note(sample)
         self._count += 1

@@ -34,10 +34,7 @@ PATTERNS = (
     ("machine_check", re.compile(rb"Machine check events logged|Machine Check Exception: |Hardware error from APEI")),
     ("memory_error", re.compile(rb"EDAC (MC\d+): \d+ [CU]E ")),
     ("pcie_error", re.compile(AER + rb"(?:: | from )(" + BDF + rb")|pcieport (" + BDF + rb"): " + AER + rb": id=")),
-    (
-        "link_down",
-        re.compile(rb"(\S{1,64}): (?:(?:NIC )?Link is Down|Port: \d+ Link DOWN)|" + MLX_DOWN, re.IGNORECASE),
-    ),
+    ("link_down", re.compile(rb"(\S{1,64}): (?:(?:NIC )?Link is Down|Port: \d+ Link DOWN)|" + MLX_DOWN, re.IGNORECASE)),
     ("cable_unplugged", re.compile(rb"mlx5_core (\S{1,64}): Port module event.*Cable unplugged")),
     ("out_of_memory", re.compile(rb"(?:Out of memory|Memory cgroup out of memory): Kill(?:ed)? process")),
     ("io_error", re.compile(rb"(?:critical \w+|I/O) error, dev (\w+)")),

@@ -344,11 +344,7 @@ def _supported(lib: Any, handle: Any) -> bool:
         return False
 
 
-XIDS = counter(
-    "hindmost_gpu_all_xid_errors_total",
-    "XID errors of any number since the agent started.",
-    "gpu_uuid",
-)
+XIDS = counter("hindmost_gpu_all_xid_errors_total", "XID errors of any number since the agent started.", "gpu_uuid")
 XID = counter("hindmost_gpu_xid_errors_total", "XID errors since the agent started, by number.", "gpu_uuid", "xid")
 REMAPPED = gauge("hindmost_gpu_remapped_rows", "Memory rows replaced by spare ones, by cause.", "gpu_uuid", "cause")
 REMAP_PENDING = gauge("hindmost_gpu_remap_pending", "1 if rows wait for a reset to be replaced.", "gpu_uuid")

@@ -211,13 +211,7 @@ def _request(args: argparse.Namespace) -> RunRequest:
     except (HindmostError, ImportError):
         pass  # no collector here: the session says so, and the job runs
     return RunRequest(
-        tuple(command),
-        args.out,
-        args.job_id,
-        args.live,
-        _endpoint(args.listen),
-        args.on_verdict,
-        tuple(args.set or ()),
+        tuple(command), args.out, args.job_id, args.live, _endpoint(args.listen), args.on_verdict, tuple(args.set or ())
     )
 
 

@@ -310,10 +310,7 @@ class _Turn:
 
     def between_s(self, took: float) -> float:
         """Seconds between evaluations that take so much CPU time, while cores are full."""
-        halved = min(
-            self.hurried if self.open else MOST_HURRIED,
-            self.watched if self.named else MOST_HURRIED,
-        )
+        halved = min(self.hurried if self.open else MOST_HURRIED, self.watched if self.named else MOST_HURRIED)
         return min(_apart_s(took, NEWS_SHARE) * 2.0**halved, _apart_s(took))
 
     def after_others(self, run: Run) -> Run:

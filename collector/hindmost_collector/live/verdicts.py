@@ -65,11 +65,7 @@ class VerdictLog:
         self._uneven_ns = 0  # when that was
 
     def update(
-        self,
-        verdicts: list[dict[str, Any]],
-        now_ns: int,
-        last_step: int | None = None,
-        first_step: int | None = None,
+        self, verdicts: list[dict[str, Any]], now_ns: int, last_step: int | None = None, first_step: int | None = None
     ) -> Iterator[dict[str, Any]]:
         """The events of one more report, of the steps from ``first_step`` to ``last_step``."""
         present = self._present = once([one for one in verdicts if one["kind"] not in QUIET])

@@ -552,10 +552,7 @@ class Window:
         pieces = {name: [one.table for one in found] for name, found in parts.items()}
         communicators, states = self._communicators.table(), self._states.table()
         small = {"in_flight": self._still_in_flight(), "stacks": list(self._stacks)}
-        facts, cpus_only = (
-            self._facts(job, ranks),
-            newest and not may_share_cpus(ranks),
-        )
+        facts, cpus_only = (self._facts(job, ranks), newest and not may_share_cpus(ranks))
 
         def make() -> Run:
             tables: dict[str, Any] = {

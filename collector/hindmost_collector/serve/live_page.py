@@ -220,11 +220,7 @@ def _row(job: LiveJob, state: str, why: str) -> dict[str, Any]:
 
 
 def _of_verdict(one: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "kind": one.get("kind"),
-        "ranks": list(one.get("ranks") or ())[:8],
-        "cost_ratio": one.get("cost_ratio"),
-    }
+    return {"kind": one.get("kind"), "ranks": list(one.get("ranks") or ())[:8], "cost_ratio": one.get("cost_ratio")}
 
 
 def stored_row(name: str, meta: Mapping[str, Any], report: Mapping[str, Any] | None) -> dict[str, Any]:

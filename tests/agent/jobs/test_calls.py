@@ -93,9 +93,7 @@ REGULAR = st.tuples(st.sampled_from([(5, 3), (4,), (8, 3), (5, 4, 4)]), st.lists
 
 
 @given(portions=st.lists(st.tuples(st.one_of(st.lists(EVENTS, max_size=40), REGULAR), st.booleans()), max_size=5))
-def test_columns_are_the_rows_of_one_event_after_the_other(
-    portions: list[tuple[Sequence[ring.Event], bool]],
-) -> None:
+def test_columns_are_the_rows_of_one_event_after_the_other(portions: list[tuple[Sequence[ring.Event], bool]]) -> None:
     """Calls on host and GPU, gaps measured and not, damage and losses, whatever the order and the portions."""
     builder, plain = RowBuilder(), OneByOne()
     for events, lost in portions:

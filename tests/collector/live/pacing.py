@@ -129,6 +129,5 @@ class Paced:
 
     def _judge(self, run: Run) -> Report:
         return Report(
-            JobSummary("j"),
-            tuple(Verdict(self.kind, (rank,), **self.why) for rank in self.names[run.job.id]),
+            JobSummary("j"), tuple(Verdict(self.kind, (rank,), **self.why) for rank in self.names[run.job.id])
         )
