@@ -311,10 +311,7 @@ def slow_network(run: Run, _: list[Decision]) -> Run | None:
     job = run.job
     ended = int(later(np.array([job.ended_ns]))[0]) if job.ended_ns is not None else None
     return replace(
-        run,
-        job=replace(job, ended_ns=ended),
-        collectives=table | {"start_ns": start, "duration_ns": took},
-        **tables,
+        run, job=replace(job, ended_ns=ended), collectives=table | {"start_ns": start, "duration_ns": took}, **tables
     )
 
 

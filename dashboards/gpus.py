@@ -79,7 +79,7 @@ def overview() -> Panels:
             ],
             height=12,
             links={"node": [TO_NODE]},
-        ),
+        )
     ]
 
 

@@ -308,7 +308,7 @@ def ranks() -> Panels:
             ],
             height=12,
             links={"rank": [TO_RANK, TO_PAGE_OF_RANK], "node": [TO_NODE]},
-        ),
+        )
     ]
 
 

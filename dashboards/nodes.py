@@ -69,7 +69,7 @@ def overview() -> Panels:
             ],
             height=10,
             links={"node": [TO_GPUS]},
-        ),
+        )
     ]
 
 
@@ -188,10 +188,7 @@ def hardware() -> Panels:
             "Kernel messages about faults",
             "Hardware errors, killed processes, lost links and the like, over the time range.",
             "none",
-            (
-                over_range(of_nodes("hindmost_node_all_kernel_events_total")),
-                "{{node}} {{event}}",
-            ),
+            (over_range(of_nodes("hindmost_node_all_kernel_events_total")), "{{node}} {{event}}"),
         ),
         _highest(
             "Temperature",

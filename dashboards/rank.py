@@ -99,10 +99,7 @@ def steps() -> Panels:
             "Phases of a step, difference from the median rank",
             "Above 0 this rank takes longer. The highest line is what to explain.",
             "s",
-            (
-                f"sum by (phase) ({of_rank(PHASES)}) - quantile by (phase) (0.5, {of_job(PHASES)})",
-                "{{phase}}",
-            ),
+            (f"sum by (phase) ({of_rank(PHASES)}) - quantile by (phase) (0.5, {of_job(PHASES)})", "{{phase}}"),
             links=[TO_PAGE_OF_RANK],
         ),
     ]

@@ -170,11 +170,7 @@ def run(program: Program, disturbance: Disturbance, files: Path, folder: Path) -
             line, cwd=folder, env=os.environ | ENVIRON, stdout=output, stderr=output, start_new_session=True
         )
         job = Job(
-            {},
-            folder,
-            lambda: process.poll() is None,
-            lambda: os.killpg(process.pid, signal.SIGINT),
-            program.settle,
+            {}, folder, lambda: process.poll() is None, lambda: os.killpg(process.pid, signal.SIGINT), program.settle
         )
         try:
             _disturb(job, program, disturbance, process.pid)

@@ -195,8 +195,7 @@ def state(job, *agents, at=101):
 
 
 @pytest.mark.parametrize(
-    ("of_n1", "expected"),
-    [({}, "running"), ({"last_heard_ns": 0}, "running"), ({"node": "n0"}, "running")],
+    ("of_n1", "expected"), [({}, "running"), ({"last_heard_ns": 0}, "running"), ({"node": "n0"}, "running")]
 )
 def test_a_job_runs_while_one_of_its_nodes_is_heard(job, of_n1, expected):
     """A node without an agent of its own is not lost, and one lost node does not lose the job."""
