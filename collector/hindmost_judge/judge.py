@@ -319,7 +319,9 @@ def _late(
     if asking:
         return [*asking, *oversubscribed.other_stalls(asking, stalls, blocks, settings)], notes, by_chance
     named_slowdowns = [slowdown for slowdown in slowdowns if slowdown.row in named]
-    return [*found, *of_stalls(stalls, blocks, settings, slowdowns=named_slowdowns)], notes, by_chance
+    stalls, served = waste.served(stalls, blocks, settings)
+    found += of_stalls(stalls, blocks, settings, slowdowns=named_slowdowns)
+    return found, [*notes, *served], by_chance
 
 
 #: A host stalls in a smaller share of the steps than this; in more of them it only varies, as hosts do.

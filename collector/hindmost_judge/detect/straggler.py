@@ -68,7 +68,12 @@ class _Ranks:
     def unsuspected(self, row: int) -> Ints:
         """Rows that this one is compared with step by step."""
         pair = self.pair(row)
-        return _healthy(len(self.delay), (self.suspects, pair, pair[:1]), 1)
+        return _healthy(self.compared(row), (self.suspects, pair, pair[:1]), 1)
+
+    def compared(self, row: int) -> Ints:
+        """Rows whose delays show by what this one's may differ: against others, if its own is."""
+        alone = self.blocks.alone
+        return np.arange(len(self.delay)) if alone is None or alone[row] else np.flatnonzero(~alone)
 
 
 def find(blocks: Blocks, settings: Settings, *, shared: bool = False) -> list[Slowdown]:
@@ -285,12 +290,10 @@ def extreme(ranks: int) -> float:
     return 1 + float(np.sqrt(2 * np.log(ranks))) / 3
 
 
-def _healthy(ranks: int, left_out: Iterable[list[int]], least: int) -> Ints:
-    """Rows without the first of these sets that leaves at least ``least`` ranks: suspects are left out if possible."""
+def _healthy(rows: Ints, left_out: Iterable[list[int]], least: int) -> Ints:
+    """Those without the first of these sets that leaves at least ``least`` ranks: suspects are left out if possible."""
     for suspects in left_out:
-        mask = np.ones(ranks, bool)
-        mask[[row for row in suspects if row >= 0]] = False
-        others = np.flatnonzero(mask)
+        others = rows[~np.isin(rows, suspects)]
         if len(others) >= least:
             break
     return np.asarray(others[:: max(len(others) // SAMPLE, 1)])
@@ -326,7 +329,7 @@ def _healthy_peers(ranks: _Ranks, row: int, delay: Floats) -> Ints:
     if not ranks.shared and len(delay) - len(ranks.suspects) < _FEWEST:  # suspected for some steps, not these perhaps
         late = [suspect for suspect in ranks.suspects if median(delay[suspect]) >= ranks.smallest]
         left_out.insert(1, sorted({*late, *ranks.sole_peer[late].tolist(), *pair}))
-    return _healthy(len(delay), left_out, 1 if ranks.blocks.apart else _FEWEST)
+    return _healthy(ranks.compared(row), left_out, 1 if ranks.blocks.apart else _FEWEST)
 
 
 #: A block of steps must exceed the rank's own noise by this many standard errors to make the rank a candidate.

@@ -43,8 +43,8 @@ def build(run: Run, settings: Settings) -> Blocks | None:
     )
 
 
-#: Collectives of fewer times `min_steps` steps show no onset within. Exchanges must be of as many times as many steps.
-_MORE = 2
+#: Ranks are judged by their exchanges where these are of so many times as many steps as their collectives.
+_OFTEN = 4
 
 
 def _of_collectives(run: Run, table: Table, settings: Settings) -> Blocks | None:
@@ -54,15 +54,16 @@ def _of_collectives(run: Run, table: Table, settings: Settings) -> Blocks | None
     """
     run = with_gathers_joined(run)
     found = _of_meetings(run, table)
-    rarely_met = found is None or len(found.steps) < _MORE * settings.min_steps
-    if rarely_met and (exchanging := with_exchanges_joined(run)) is not None:
+    if (exchanging := with_exchanges_joined(run)) is not None:
         of_messages = _of_meetings(exchanging.run, table)
-        if of_messages is not None and (found is None or len(of_messages.steps) >= _MORE * len(found.steps)):
+        if of_messages is not None and (found is None or len(of_messages.steps) >= _OFTEN * len(found.steps)):
             judged = np.asarray(np.isin(exchanging.neighbours, of_messages.ranks).all(axis=0))
             neighbours = np.searchsorted(of_messages.ranks, exchanging.neighbours[:, judged])
             of_messages = replace(of_messages, neighbours=neighbours, travel=_travel(exchanging, of_messages, judged))
             in_cohorts = cohorts.of_exchanges(of_messages, exchanging.kind, exchanging.cohort, settings)
             found = _rather(in_cohorts, found, settings)
+        elif found is not None and len(found.ranks) == len(exchanging.kind) and not exchanging.cohort.any():
+            found = cohorts.of_exchanges(found, exchanging.kind, exchanging.cohort, settings)
     if not _enough(found, settings) and rows(table):  # a profiler looks at a few steps, step marks at all
         found = _rather(_by_marks(run, table, settings), found, settings)
     return found

@@ -10,6 +10,7 @@ that median is late itself, ranks on time seem ahead, and late ones on time: the
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -17,7 +18,7 @@ import numpy as np
 from hindmost_judge.blocks import Blocks
 from hindmost_judge.detect.nested_segments import segment_edges
 from hindmost_judge.settings import Settings
-from hindmost_judge.stats.robust import FEW_RANKS, median, of_cohorts, peers_median, sums_by_step
+from hindmost_judge.stats.robust import median, of_cohorts, peers_median, sums_by_step
 from hindmost_judge.timeline.matching import QUEUED_NS, Grid
 from hindmost_judge.types import Floats, Ints
 
@@ -99,31 +100,50 @@ def only_peers(cohort: Ints, late: list[int]) -> list[int]:
     return [int(sole_peer[row]) for row in late if sole_peer[row] >= 0]
 
 
-#: Of the ranks that make the same calls, at least this many, and this share, keep one pace: their work is alike.
-_FEWEST_ALIKE, _MOST_ALIKE = 3, 0.75
+#: This share of the ranks, or all but one, keep one pace where work is alike; so many at least of those of a kind.
+_MOST_ALIKE, _FEWEST_ALIKE = 0.75, 3
 
 
 def of_exchanges(found: Blocks, kind: Ints, cohort: Ints, settings: Settings) -> Blocks:
     """Blocks of ranks that exchange messages, by ``cohort`` [R]; unchanged where all are in one.
 
-    Where most ranks of one ``kind`` [R] keep one pace, all are one cohort. A few ranks alone may do work of any size:
-    each is compared with what it did itself. What grows on all ranks is no delay.
+    A program may give its ranks work of any size. So ranks are compared where most of them keep one pace: all, if these
+    are of more than one ``kind`` [R], else those of a kind, or of a cohort. Any other is compared with what it did
+    itself, and so is each where some that do the same do not keep one. What grows on all ranks is no delay.
     """
-    usual = np.array([_usual(own, settings.effect(len(cohort)) * found.step_ns, settings) for own in found.self_time])
-    for one in np.unique(kind):
-        rows = np.flatnonzero(kind == one)
-        alike = np.abs(usual[rows] / max(float(median(usual[rows])), 1.0) - 1) <= _SAME_PACE
-        if alike.sum() >= max(_FEWEST_ALIKE, _MOST_ALIKE * len(rows)):
-            cohort = np.where(kind == one, cohort[rows[0]], cohort)
-    _, which, count = np.unique(cohort, return_inverse=True, return_counts=True)
-    if len(count) == 1:
+    least = settings.effect(len(cohort)) * found.step_ns
+    usual = np.array([_usual(own, least, settings) for own in found.self_time])
+    if len(cohort) > _PAIR or len(np.unique(cohort)) > 1:
+        cohort = _where_most_keep_pace(usual, kind, cohort)
+    if (cohort == cohort[0]).all() and cohort[0] >= 0:
         return found
-    alone = count[which] < FEW_RANKS - 1
-    expected = usual[:, None] * peers_median(found.self_time / np.maximum(usual, 1.0)[:, None])
-    delay = np.where(alone[:, None], found.self_time - expected, beyond_peers(found.self_time, which))
+    alone = cohort < 0
+    works = np.where(usual > _SAME_PACE * usual.max(), usual, np.nan)  # others show nothing of what grows
+    expected = usual[:, None] * np.nan_to_num(peers_median(found.self_time / works[:, None]), nan=1.0)
+    delay = np.where(alone[:, None], found.self_time - expected, beyond_peers(found.self_time, cohort))
     period = _of_last(found) if alone.any() else found.period
-    cohort = np.where(alone, len(count), which)
-    return found.by_delay(delay, period=period, cohort=cohort, alone=alone, kind=kind)
+    found = found.by_delay(delay, period=period, cohort=cohort, alone=alone, kind=kind)
+    return replace(found, intervals=found.intervals + np.where(alone, usual - usual.max(), 0.0)[:, None])
+
+
+def _where_most_keep_pace(usual: Floats, kind: Ints, cohort: Ints) -> Ints:
+    """[R] cohort of each rank, -1 of one that is alone; ``usual`` [R] is its self time."""
+
+    def of_one_pace(rows: Ints, fewest: int) -> Ints:
+        """The most of these that are as fast as one of them, if these are most of them."""
+        near = np.abs(usual[rows] / np.maximum(usual[rows], 1.0)[:, None] - 1) <= _SAME_PACE
+        largest = near[int(np.argmax(near.sum(axis=1)))]
+        return rows[largest] if largest.sum() >= max(fewest, min(_MOST_ALIKE * len(rows), len(rows) - 1)) else rows[:0]
+
+    several, together = (cohort != cohort[0]).any(), of_one_pace(np.arange(len(usual)), 2)
+    if len(together) and not several and len(np.unique(kind[together])) >= min(len(np.unique(kind)), 2):
+        return np.zeros_like(cohort)
+    found = np.full_like(cohort, -1)
+    for names in (cohort, kind) if several else (kind,):
+        groups = [rows for name in np.unique(names) if len(rows := np.flatnonzero(names == name)) >= _FEWEST_ALIKE]
+        for rows in groups if all(len(of_one_pace(rows, _FEWEST_ALIKE)) for rows in groups) else ():
+            found[rows] = rows[0]
+    return found
 
 
 def _of_last(found: Blocks) -> Floats:

@@ -216,7 +216,9 @@ def _of_needs(blocks: Blocks, settings: Settings, whole_steps: bool = False) -> 
         return usual * (_MIN_DEMAND if throughout else _MIN_DEMAND_FOR_A_WHILE)
 
     slowdowns = [
-        slowdown for slowdown in straggler.find(needs, settings, shared=True) if slowdown.delay >= least(slowdown)
+        slowdown
+        for slowdown in straggler.find(needs, settings, shared=True)
+        if slowdown.delay >= least(slowdown) and not needs.works_alone([slowdown.row])
     ]
     found, notes = of_slowdowns(slowdowns, needs, settings)
     found = [replace(one, evidence=(*one.evidence, *_later_by(one, blocks, needs))) for one in found]

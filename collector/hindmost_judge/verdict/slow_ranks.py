@@ -246,12 +246,9 @@ def _cost(
     held_up = cpu_wait.held_up_transfers(blocks, rows, columns, saved) if queues else 0.0
     cost = saved + held_up
     others = [_span([slowdown]) for slowdown in replay.others(slowdowns)]
-    alone = blocks.works_alone(rows)
-    if blocks.exchanges and not alone:  # far ranks show it many steps later, and the typical one less of it
+    if blocks.exchanges:  # far ranks show it many steps later, and the typical one less of it
         return cost, wording.held_up(held_up), None
     change = savings.observed_change(blocks, span, others)  # with other slowdowns in it
-    if change is None and alone:  # others work for longer: it may cost nothing
-        return 0.0, [], None
     if change is not None:
         waited = savings.caused_more(blocks, rows, span) + held_up
         replayed = float(by_step[change.steps].mean()) + held_up

@@ -437,7 +437,7 @@ def stalls(blocks: Blocks, found: Stalls, cause: Cause, cost: float, first: int)
     who = names([int(blocks.ranks[row]) for row in found.rows])
     verb = "stalls" if len(found.rows) == 1 else "stall, alone or together,"
     count = int(np.count_nonzero(found.stalled >= first))
-    pace = _every(blocks, found.stalled)
+    pace = every(blocks, found.stalled)
     often, each = f"{who} {verb} in {count} of {len(blocks.steps) - first} steps", cost / count
     if abs(each - found.delay) <= _SAME * found.delay:
         often += f", {ms(found.delay)} each{pace}"
@@ -464,7 +464,7 @@ _REGULAR, _CLOSE, _PACED = 0.6, 0.15, 4
 _SECONDS_NS = 0.5e9
 
 
-def _every(blocks: Blocks, stalled: Ints) -> str:
+def every(blocks: Blocks, stalled: Ints) -> str:
     """``, every 2.0 s`` where stalls come at one pace; nothing else."""
     first = stalled[np.diff(stalled, prepend=-2) > 1]
     gaps = np.diff(np.cumsum(or_zero(blocks.period))[first])

@@ -14,10 +14,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hindmost_judge.blocks import Blocks
+from hindmost_judge.blocks import Blocks, Stalls
+from hindmost_judge.causes import table
 from hindmost_judge.encoding import is_constant
 from hindmost_judge.model import AMOUNTS, OTHER, PHASES, Run, Table, rows
 from hindmost_judge.settings import Settings
+from hindmost_judge.stats.recurring_events import tail
 from hindmost_judge.stats.robust import average, lower_median, median, or_zero
 from hindmost_judge.types import Array, Floats, Ints
 from hindmost_judge.verdict import wording
@@ -322,6 +324,46 @@ def _counted_out(pauses: Floats, steps: Ints) -> Floats:
         if len(at) < _COUNTED or len(np.unique(np.diff(at))) > 1:
             row[:] = 0.0
     return due
+
+
+#: Causes of stalls that work for the others may have: nothing that holds a rank up itself.
+_OF_WORK = ("unknown", "io", "checkpoint")
+#: Stalls that are the script's are most of a rank's, and would be so regular by chance in this share of jobs.
+_MOST, _CHANCE = 0.8, 0.002
+
+
+def served(stalls: list[Stalls], blocks: Blocks, settings: Settings) -> tuple[list[Stalls], list[str]]:
+    """The stalls that are no work of the first rank for the others, as saving is, and notes on what is.
+
+    The script plans such work by the step, or by the clock, and marks it rarely.
+    """
+    left, notes = [], []
+    for one in stalls:
+        begins = blocks.steps[one.stalled[np.diff(one.stalled, prepend=-2) > 1]]
+        regular = one.rows == (0,) and (_counted(begins) or wording.every(blocks, one.stalled))
+        if regular and table.explain(blocks, 0, one.stalled, settings).cause in _OF_WORK:
+            due = np.where(np.isin(np.arange(len(blocks.steps)), one.stalled), one.delay, 0.0)[None]
+            saved = float(stall_saving(blocks, one.rows, one.stalled).mean())
+            notes.append(_note(blocks, np.array([0]), saved, due, _PAUSES))
+        else:
+            left.append(one)
+    return left, notes
+
+
+def _counted(at: Ints) -> bool:
+    """Whether most of the steps ``at`` which something begins are multiples of one number apart, or of two."""
+    left = at
+    for _ in range(2):
+        best, members = _CHANCE, left[:0]
+        most = int(left[-1] - left[0]) // (_COUNTED - 1) if len(left) >= _COUNTED else 0
+        for apart in range(2, most + 1):
+            place = left % apart
+            same = left[place == np.bincount(place).argmax()]
+            chance = len(left) * most * tail(len(same) - 1, len(left) - 1, 1 / apart)
+            if len(same) >= _COUNTED and chance < best:
+                best, members = chance, same
+        left = np.setdiff1d(left, members)
+    return bool(len(left) <= (1 - _MOST) * len(at))
 
 
 def _longer(took: Floats, least: float) -> Floats:

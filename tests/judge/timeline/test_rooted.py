@@ -95,10 +95,9 @@ def test_operations_of_a_root(name: str) -> None:
     assert is_rooted(name)
 
 
-def test_a_root_that_is_late_now_and_then_is_named() -> None:
+def test_of_a_root_that_is_late_now_and_then_it_is_told() -> None:
     """All broadcasts of a kind count, so that steps without waiting can be compared with."""
-    (found,) = judge(job({0: 30.0}, every=6)).verdicts
-    assert (found.kind, found.ranks) == ("intermittent", (0,))
+    assert any(note.startswith("rank 0 pauses") for note in judge(job({0: 30.0}, every=6)).notes)
 
 
 def test_a_late_receiver_is_named_and_its_root_is_not() -> None:
