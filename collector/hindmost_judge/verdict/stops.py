@@ -165,7 +165,7 @@ def _quiet_ns(run: Run) -> float | None:
     return float(max(int(times.max()) for times in busy) - last) if busy else None
 
 
-#: Most stalls that are reported one by one; more of them are counted.
+#: Most stalls that are reported one by one, the longest; more of them are counted.
 _MOST_STALLS = 3
 
 
@@ -212,7 +212,8 @@ def find_ended_stalls(run: Run, blocks: Blocks | None, settings: Settings) -> tu
     found = [(gap, _stall(run, gap, began)) for gap in seen]
     start_up = [_stall_sentence(run, stall, gap, START_UP) for gap, stall in found if gap.until <= first_step]
     found = [one for one in found if one[0].until > first_step]
-    sentences = [_stall_sentence(run, stall, gap, STALL) for gap, stall in found[:_MOST_STALLS]]
+    shown = _longest([stall for _, stall in found])
+    sentences = [_stall_sentence(run, stall, gap, STALL) for gap, stall in found if stall in shown]
     more = len(found) - len(sentences)
     sentences += [f"{more} more stall{'s' if more > 1 else ''}"] if more else []
     unexplained = [_stall_words(_stall(run, gap, began)) for gap in once if gap.until > first_step]
@@ -227,14 +228,23 @@ def with_ended_stalls(found: list[Verdict], stalls: Sequence[Stall], run: Run) -
     """
     if not stalls:
         return found
-    advice = (_advice_on_stall(stalls[-1], run),)
-    why = tuple("; ".join(_stall_words(one)) for one in stalls[:_MOST_STALLS])
+    advice = (_advice_on_stall(max(stalls, key=_seconds), run),)
+    why = tuple("; ".join(_stall_words(one)) for one in _longest(stalls))
     return [
         verdict
         if verdict.ranks or verdict.kind not in ("balanced", "insufficient_data")
         else replace(verdict, evidence=(*why, *(verdict.evidence if verdict.kind != "balanced" else ())), advice=advice)
         for verdict in found
     ]
+
+
+def _seconds(stall: Stall) -> float:
+    return stall.until_s - stall.since_s
+
+
+def _longest(stalls: Sequence[Stall]) -> list[Stall]:
+    """Those that are reported, first to last."""
+    return sorted(sorted(stalls, key=_seconds, reverse=True)[:_MOST_STALLS], key=lambda one: one.since_s)
 
 
 def _advice_on_stall(stall: Stall, run: Run) -> str:
@@ -293,8 +303,7 @@ def _stall_sentence(run: Run, stall: Stall, gap: _Gap, kind: str) -> str:
 
 def _stall_words(stall: Stall) -> list[str]:
     """When nothing moved, and who waited for whom."""
-    lasted = stall.until_s - stall.since_s
-    when = f"{lasted:.1f} s without progress, from {stall.since_s:.1f} s after the job's start"
+    when = f"{_seconds(stall):.1f} s without progress, from {stall.since_s:.1f} s after the job's start"
     found = [stopped(dict.fromkeys(map(int, stall.stopped_s), 0.0))] if stall.stopped_s else []
     if not stall.waiting:
         return [when, *found]

@@ -20,7 +20,12 @@ STACK = 'Thread 1 (idle): "MainThread"\n    work (train.py:4)\n'
 
 def stalled(seconds: float, at: tuple[int, ...] = (40,), ranks: int = 3, late: tuple[int, ...] = (1,)) -> Run:
     """A job of 10 ms steps in some of which rank 1 sleeps for so long; its state was not observed."""
-    faults = [{"rank": rank, "blocked": seconds * 1e3, "from": step, "until": step + 1} for step in at for rank in late]
+    return stalls_of(ranks, *((rank, step, seconds) for step in at for rank in late))
+
+
+def stalls_of(ranks: int, *stalls: tuple[int, int, float]) -> Run:
+    """The same with who sleeps, in which step, and for how long."""
+    faults = [{"rank": rank, "blocked": s * 1e3, "from": step, "until": step + 1} for rank, step, s in stalls]
     run = make(Load(ranks=ranks, steps=60, noise=0.0, compute=9.7, faults=faults))
     began = int((run.collectives["start_ns"] - run.collectives["self_ns"]).min())
     return replace(
@@ -135,6 +140,22 @@ def test_of_many_stalls_three_are_reported_and_the_rest_counted() -> None:
     notes = judge(looked_at(stalled(10.0, (10, 20, 30, 40, 50)), *looks)).notes
     assert len(notes) == 4
     assert notes[-1] == "2 more stalls"
+
+
+def test_of_many_stalls_the_longest_three_are_reported_in_their_order() -> None:
+    """What to do is about the longest, whenever it was."""
+    run = stalls_of(3, (1, 10, 10.0), (1, 20, 10.0), (1, 30, 10.0), (2, 40, 20.0), (1, 50, 10.0))
+    looks = [(1, 5.0, STACK), (1, 15.0, STACK), (1, 25.0, STACK), (2, 40.0, STACK), (1, 55.0, STACK)]
+    report = judge(looked_at(run, *looks))
+    (verdict,) = report.verdicts
+    assert [line.partition(" s ")[0] for line in verdict.evidence] == ["10.0", "10.0", "20.0"]
+    assert [note.partition(" s ")[0] for note in report.notes] == [
+        "stall 10.0",
+        "stall 10.0",
+        "stall 20.0",
+        "2 more stalls",
+    ]
+    assert verdict.advice == ("find out what rank 2 waited for at train.py:4, in work()",)
 
 
 def test_a_stack_that_could_not_be_read_is_no_place() -> None:
