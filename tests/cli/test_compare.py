@@ -171,6 +171,10 @@ def test_the_page_says_first_what_changed() -> None:
         ("a b", "b a", "in another place: `b`"),
         ("a --fast : b", "a : b --fast", "in another place: `--fast`"),
         ("--lr 1 a", "a --lr 1 --slow", "only B has `--slow`; in another place: `a`"),
+        ("--amp data --lr 1", "data --lr 1", "only A has `--amp`"),
+        ("--amp data", "--amp -b 8 out", "only A has `data`; only B has `-b 8`, `out`"),
+        ("--betas 0.9 0.9", "--betas 0.9", "only A has `0.9`"),
+        ("-np 2 --oversubscribe ./app", "--oversubscribe -np 2 ./app", ""),
     ],
 )
 def test_commands_differ_by_whole_arguments(a: str, b: str, difference: str) -> None:

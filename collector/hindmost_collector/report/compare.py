@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from difflib import SequenceMatcher
+from itertools import chain
 from string import ascii_uppercase
 from typing import TYPE_CHECKING, Any
 
@@ -352,7 +353,8 @@ def _unlike(a: list[str], b: list[str]) -> str:
     """
     left: Counter[tuple[int, str]] = Counter()
     right: Counter[tuple[int, str]] = Counter()
-    of_a, of_b, passed = _arguments(a), _arguments(b), 0
+    found_a, found_b, passed = _arguments(a), _arguments(b), 0
+    of_a, of_b = _without_values(found_a, found_b), _without_values(found_b, found_a)
     for tag, i, j, k, m in SequenceMatcher(None, of_a, of_b, autojunk=False).get_opcodes():
         if tag == "equal":
             passed += sum(not one.startswith("-") for one in of_a[i:j])
@@ -365,6 +367,12 @@ def _unlike(a: list[str], b: list[str]) -> str:
     return "; ".join(
         f"{what} {', '.join(f'`{one}`' for one in shown.elements())}" for what, shown in parts.items() if shown
     )
+
+
+def _without_values(arguments: list[str], other: list[str]) -> list[str]:
+    """An option has no value where the ``other`` command has it, or the word after it, alone."""
+    kept = ([one] if one in other or {*other}.isdisjoint(one.split()) else one.split() for one in arguments)
+    return [*chain.from_iterable(kept)]
 
 
 def _arguments(words: list[str]) -> list[str]:
