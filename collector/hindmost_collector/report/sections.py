@@ -256,7 +256,8 @@ def listed() -> str:
 def added(report: Mapping[str, Any], found: Sections) -> dict[str, Any]:
     """The report with its sections, as ``hindmost.report/2``. Settings that remedy a verdict are its first advice."""
     settings = (found.get("advice") or {}).get("settings", [])
-    verdicts = [_remedied(one, settings) for one in report["verdicts"]]
+    stalled = bool(report["job"].get("stalls"))
+    verdicts = [_remedied(one, settings, stalled=stalled) for one in report["verdicts"]]
     return {**report, "schema": WITH_SECTIONS, "verdicts": verdicts, "sections": found}
 
 
@@ -273,15 +274,17 @@ def as_text(ranks: Iterable[int]) -> str | None:
     return ",".join(map(str, ranks)) or None
 
 
-def _remedied(verdict: Mapping[str, Any], settings: Iterable[Mapping[str, Any]]) -> Mapping[str, Any]:
+def _remedied(
+    verdict: Mapping[str, Any], settings: Iterable[Mapping[str, Any]], *, stalled: bool
+) -> Mapping[str, Any]:
     """Advice on input is for a recording that shows no setting. A late rank may have a slow CPU, too.
 
     A rank with more work that it does before some exchanges is late in these: it does not stall."""
-    doubtful, ranks = unsure(verdict), verdict["ranks"]
+    doubtful, ranks = verdict["kind"] == "balanced" and unsure(verdict) and not stalled, verdict["ranks"]
     names = _DOMAINS if doubtful else _REMEDIES.get((verdict["kind"], verdict["cause"]), ())
     meant = [one for one in settings if one["name"] in names and (doubtful or one["ranks"] == as_text(ranks))]
     first = [f"{one['set']} ({one['found']})" for one in meant]
-    own = [] if first and not ranks else verdict["advice"]
+    own = [] if first and verdict["kind"] == "input_bound" else verdict["advice"]
     cause = "workload" if first and verdict["kind"] == "intermittent" else verdict["cause"]
     return {**verdict, "cause": cause, "advice": [*first, *own]}
 

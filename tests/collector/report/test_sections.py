@@ -250,12 +250,13 @@ DOMAIN = {**SETTING, "name": "uneven domains", "set": "`fix balance`", "found": 
 
 @pytest.mark.parametrize(("name", "setting", "left"), [("input-bound", LOADER, 0), ("straggler", DOMAIN, 1)])
 def test_a_setting_that_remedies_a_verdict_is_its_first_advice(name: str, setting: Any, left: int) -> None:
-    """Once, in text and brief: general advice on input is gone, that on a slow rank comes after it."""
+    """Once, in text and brief: general advice on input is gone, that on a slow rank comes after it. The cause stays."""
     found = judged(name)[1]
     report = sections.added(found.to_dict(), {"advice": {"settings": [setting]}})
     said, *own = report["verdicts"][0]["advice"]
     assert said == f"{setting['set']} ({setting['found']})"
     assert len(own) == left
+    assert report["verdicts"][0]["cause"] == found.to_dict()["verdicts"][0]["cause"]
     assert text.render(report, width=200).count(setting["set"]) == 1
     assert brief.render(report).count(setting["set"]) == 1
     other = sections.added(found.to_dict(), {"advice": {"settings": [{**setting, "name": "GPU clocks"}]}})
@@ -271,12 +272,17 @@ def test_uneven_domains_are_the_first_advice_on_a_rank_late_in_some_exchanges() 
     assert " more work than its peers, in some steps" in text.render(report).splitlines()[1]
 
 
-def test_uneven_domains_are_what_to_do_about_a_rank_that_is_suspected() -> None:
-    """More steps would not tell more."""
+@pytest.mark.parametrize(
+    ("kind", "stalls", "added"),
+    [("balanced", [], True), ("insufficient_data", [], False), ("balanced", [{"since_s": 1.0}], False)],
+)
+def test_uneven_domains_are_what_to_do_about_a_suspected_rank(kind: str, stalls: list[Any], added: bool) -> None:
+    """Before more steps; too few steps, or a stall, are not due to them."""
     found = judged("clean")[1].to_dict()
-    suspected = found["verdicts"][0] | {"confidence": 0.3, "evidence": ["rank 3 is suspected"], "advice": ["wait"]}
-    report = sections.added(found | {"verdicts": [suspected]}, {"advice": {"settings": [DOMAIN]}})
-    assert report["verdicts"][0]["advice"] == [f"{DOMAIN['set']} ({DOMAIN['found']})"]
+    suspected = found["verdicts"][0] | {"kind": kind, "confidence": 0.3, "advice": ["wait"]}
+    found |= {"verdicts": [suspected], "job": found["job"] | {"stalls": stalls}}
+    report = sections.added(found, {"advice": {"settings": [DOMAIN]}})
+    assert report["verdicts"][0]["advice"] == [f"{DOMAIN['set']} ({DOMAIN['found']})"] * added + ["wait"]
 
 
 def test_a_setting_about_another_rank_does_not_remedy_a_verdict() -> None:
