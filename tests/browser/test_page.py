@@ -53,6 +53,14 @@ def test_the_culprits_row_stands_out_and_columns_sort(browser: Any, show: Callab
     assert seen == [("0", "ascending"), ("3", "descending")]
 
 
+def test_what_to_do_about_a_second_verdict_comes_after_the_first(browser: Any, show: Callable[..., Any]) -> None:
+    """As in the text."""
+    show(report(verdicts=[STRAGGLER, {**STRAGGLER, "ranks": [3], "advice": ["look at rank 3"]}]))
+    browser.until("document.querySelectorAll('.verdict').length == 2")
+    labels = "return [...document.querySelectorAll('.verdict p b')].map(one => one.textContent.trim())"
+    assert [label for label in browser.run(labels) if label in ("Do", "Then")] == ["Do", "Then"]
+
+
 def test_the_map_shows_the_slow_rank_where_it_is_slow(browser: Any, show: Callable[..., Any]) -> None:
     """Pixels of its late steps differ from those of its early steps, and of other ranks."""
     show(report(), overview())

@@ -71,6 +71,14 @@ def test_a_summary_has_verdict_cost_and_how_slurm_saw_the_end(
     assert (found["schema"], found["verdicts"][0]["ranks"], found["slurm"]["number"]) == (brief.SCHEMA, [3], "12")
 
 
+def test_what_to_do_about_a_second_verdict_comes_after_the_first(report: dict[str, Any]) -> None:
+    """As in the whole report."""
+    (first,) = report["verdicts"]
+    both = report | {"verdicts": [first, first | {"ranks": [5], "advice": ["look at rank 5"]}]}
+    lines = admin_comment.rendered(brief.of(both), 100).splitlines()
+    assert [line.split()[0] for line in lines if line.startswith(("DO ", "THEN "))] == ["DO", "THEN"]
+
+
 def test_a_summary_is_small_and_the_same_for_the_same_report(report: dict[str, Any]) -> None:
     """A timer that meets it again changes nothing; a long report is cut to the brief one's size."""
     assert admin_comment.packed(report) == admin_comment.packed(report)

@@ -256,7 +256,10 @@ def test_help_fits_the_smallest_screen_and_all_evidence_is_a_key_away() -> None:
     assert any("leave" in line for line in lines)
     assert any("node net" in line for line in lines)
     evidence = REPORT["verdicts"][0]["evidence"][0]
-    assert any(evidence[:40] in line for line in screen(job(4, verdict(2)), LARGE, "v"))
+    lines = screen(job(4, verdict(2), verdict(3, advice=["look at rank 3"])), LARGE, "v")
+    assert any(evidence[:40] in line for line in lines)
+    labels = [line.strip(" │").split()[:1] for line in lines]
+    assert [label for label in labels if label in (["DO"], ["THEN"])] == [["DO"], ["THEN"]]
 
 
 @pytest.mark.parametrize(

@@ -340,15 +340,17 @@ class Top(App[None]):
     def action_verdicts(self) -> None:
         """Show all verdicts with all that is known of them."""
         lines: list[str] = []
+        do = "DO"
         for verdict in self._picture["verdicts"]:
             lines += [_head(verdict)]
             for label, texts in (
                 ("COST", [verdict["cost"]]),
                 ("WHY", verdict["why"]),
                 ("WHERE", [verdict["where"]]),
-                ("DO", verdict["do"]),
+                (do, verdict["do"]),
             ):
-                lines += [f"{label:<6} {one_line(text)}" for text in texts if text]
+                lines += [f"{'' if at else label:<6} {one_line(text)}" for at, text in enumerate(texts) if text]
+            do = "THEN" if verdict["do"] else do
             lines += [""]
         self.push_screen(Page("\n".join(lines).strip() or "no verdict yet"))
 

@@ -49,24 +49,23 @@ def unpacked(comment: str) -> dict[str, Any]:
 
 def rendered(found: Mapping[str, Any], width: int, color: bool = False) -> str:
     """A brief report as text: what is first in the whole one. Raises HindmostError where parts are missing."""
-    page = console(width, color)
+    page, lines = console(width, color), []
     try:
         page.print(printable(str(found["title"])), style="bold")
         if ended := (found.get("job") or {}).get("ended"):
-            page.print(labelled("ENDED", str(ended), "bold red"))
+            lines.append(labelled("ENDED", str(ended), "bold red"))
         for verdict in found["verdicts"]:
             head, _, what = str(verdict["says"]).partition(" ")
-            page.print(labelled(head, what, "bold", "bold"))
+            lines.append(labelled(head, what, "bold", "bold"))
             if cost := _cost(verdict, found):
-                page.print(labelled("COST", cost))
+                lines.append(labelled("COST", cost))
             for label, part in (("WHY", "why"), ("DO", "do")):
-                for text in verdict[part][:1]:
-                    page.print(labelled(label, str(text)))
+                lines += [labelled(label, str(text)) for text in verdict[part][:1]]
     except (KeyError, TypeError, ValueError, AttributeError):
         raise HindmostError("its summary is damaged: parts are missing") from None
     if pace := found.get("pace"):
-        page.print(labelled("PACE", str(pace)))
-    return written(page)
+        lines.append(labelled("PACE", str(pace)))
+    return written(page, lines)
 
 
 def _cost(verdict: Mapping[str, Any], found: Mapping[str, Any]) -> str:

@@ -274,9 +274,7 @@ def as_text(ranks: Iterable[int]) -> str | None:
     return ",".join(map(str, ranks)) or None
 
 
-def _remedied(
-    verdict: Mapping[str, Any], settings: Iterable[Mapping[str, Any]], *, stalled: bool
-) -> Mapping[str, Any]:
+def _remedied(verdict: Mapping[str, Any], settings: Iterable[Mapping[str, Any]], *, stalled: bool) -> Mapping[str, Any]:
     """Advice on input is for a recording that shows no setting. A late rank may have a slow CPU, too.
 
     A rank with more work that it does before some exchanges is late in these: it does not stall."""

@@ -68,11 +68,7 @@ def render(
     page = console(width, color)
     chosen = None if ranks is None else list(ranks)
     request = _Request(report, chosen, explain, path, wanted, titled, page.width, program)
-    said = False
-    for one in _lines(request):
-        page.print(replace(one, label=_THEN) if said and isinstance(one, _Paragraph) and one.label == _DO else one)
-        said = said or (isinstance(one, _Paragraph) and one.label == _DO)
-    return written(page)
+    return written(page, _lines(request))
 
 
 @dataclass(frozen=True)
@@ -327,8 +323,13 @@ def console(width: int, color: bool) -> Console:
     )
 
 
-def written(page: Console) -> str:
-    """Everything printed on a page, without blanks at the ends of lines."""
+def written(page: Console, lines: Iterable[RenderableType] = ()) -> str:
+    """Everything printed on a page, and these lines, without blanks at their ends: the first DO stays, others are THEN."""
+    label = _DO
+    for one in lines:
+        to_do = isinstance(one, _Paragraph) and one.label == _DO
+        page.print(replace(one, label=label) if isinstance(one, _Paragraph) and to_do else one)
+        label = _THEN if to_do else label
     whole = page.file.getvalue() if isinstance(page.file, io.StringIO) else ""
     return "\n".join(line.rstrip().replace(_BLANK, " ") for line in whole.splitlines()) + "\n"
 

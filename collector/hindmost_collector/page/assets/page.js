@@ -276,7 +276,7 @@ function verdictCard(one, place = 0) {
   const first = [...one.why.slice(0, 1).map(text => labelled("Why", text)), ...one.do.slice(0, 1).map(text => labelled("Do", text, true))];
   const more = [
     ...rest.filter(Boolean).map(text => labelled("Cost", text)), ...one.why.slice(1).map(text => sentence(text)),
-    ...(one.where ? [labelled("Where", one.where)] : []), ...one.do.slice(1).map(text => labelled("Do", text, true)),
+    ...(one.where ? [labelled("Where", one.where)] : []), ...one.do.slice(1).map(text => sentence(text, true)),
   ];
   const folded = place ? [...first, ...more] : more;
   if (!place) card.append(...first);
@@ -314,6 +314,8 @@ function showVerdicts() {
   cards.splice(report && report.bound_first ? 0 : cards.length, 0, ...limit);
   if (report) cards.push(...(report.settings || []).map(one => labelled("TRY", one, true)));
   find("verdicts").replaceChildren(...cards);
+  const after = [...find("verdicts").querySelectorAll("p > b")].filter(one => one.textContent === "Do ");
+  after.slice(report && report.job.to_do ? 0 : 1).forEach(one => setText(one, "Then "));
   const said = shown.map(one => one.head + " " + one.what).join(". ");
   if (report && spoken !== null && said !== spoken) setText(find("spoken"), said);
   if (report) spoken = said;
