@@ -324,7 +324,7 @@ def console(width: int, color: bool) -> Console:
 
 
 def written(page: Console, lines: Iterable[RenderableType] = ()) -> str:
-    """Everything printed on a page, and these lines, without blanks at their ends: the first DO stays, others are THEN."""
+    """Everything printed on a page, and these lines, without blanks at their ends. A DO after the first is THEN."""
     label = _DO
     for one in lines:
         to_do = isinstance(one, _Paragraph) and one.label == _DO
