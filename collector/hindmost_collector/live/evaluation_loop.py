@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from hindmost.errors import one_line
 from hindmost_proto import telemetry_pb2 as wire
 
 from hindmost_collector.live.evaluation_schedule import EVERY_S
@@ -16,6 +19,8 @@ if TYPE_CHECKING:
     from hindmost_collector.components import Components
     from hindmost_collector.live.evaluation_schedule import Judging
     from hindmost_collector.live.jobs import LiveJob
+
+log = logging.getLogger(__name__)
 
 #: How often is looked whether a job is to be judged; and how often that and a tick come where a job may hang.
 LOOK_S, HASTE_S = 0.25, 0.05
@@ -39,6 +44,7 @@ class Watch:
         ] = {}  # windows being judged; of those that cost much one at a time
         self.sealing: asyncio.Task[None] | None = None  # of a job that is over, until that is written down
         self._waits_for_stacks: set[str] = set()  # jobs that go on, a verdict of which waits for stacks
+        self._failing: set[str] = set()  # jobs of which it is in the log that they cannot be judged
         self._looked: dict[str, dict[str, int]] = {}  # when each job's newest steps were looked at last
 
     def pause_s(self, usual_s: float) -> float:
@@ -67,16 +73,30 @@ class Watch:
     async def round(self) -> None:
         """One turn of each job that is to be judged."""
         for ended in [name for name, whole in self.full_evaluations.items() if whole.done()]:
-            self.full_evaluations.pop(ended).result()
+            with self._alone(ended):
+                self.full_evaluations.pop(ended).result()
         for job in sorted(self._components.jobs.values(), key=lambda job: self._judging.turn(job.id)):
-            if job.sealed or job.judged_revision == job.revision:
-                continue
-            self._ask(job.id, job.stall.question(job))
-            due = self._judging.due(job.id, job.window.still_ns / 1e9)
-            due = due and (not self._components.recorder.writing or self._judging.overdue(job.id))
-            at_once = job.stall.timed_out(job) | self._answered(job) | self._changed(job)
-            if due or at_once:
-                await self.turn(job, whole=at_once)
+            if not job.sealed and job.judged_revision != job.revision:
+                with self._alone(job.id):
+                    await self._round_of(job)
+
+    @contextlib.contextmanager
+    def _alone(self, job: str) -> Iterator[None]:
+        """What fails of a job leaves the others judged."""
+        try:
+            yield
+        except Exception:
+            if job not in self._failing:
+                log.exception("job %s cannot be judged; this is tried again", one_line(job))
+            self._failing.add(job)
+
+    async def _round_of(self, job: LiveJob) -> None:
+        self._ask(job.id, job.stall.question(job))
+        due = self._judging.due(job.id, job.window.still_ns / 1e9)
+        due = due and (not self._components.recorder.writing or self._judging.overdue(job.id))
+        at_once = job.stall.timed_out(job) | self._answered(job) | self._changed(job)
+        if due or at_once:
+            await self.turn(job, whole=at_once)
 
     def _answered(self, job: LiveJob) -> bool:
         """Whether the first stacks came that a verdict asked for: once for each, as a full evaluation costs much."""
@@ -157,6 +177,7 @@ class Watch:
         if log.doubtful:
             self._judging.again(job.id, EVERY_S)
         job.report, job.judged_quiet_ns = report, quiet_ns
+        self._failing.discard(job.id)
         job.reported += 1
 
     def _confirmed(self, job: LiveJob, seen: Mapping[str, int], *, changed: bool) -> Mapping[str, int]:
@@ -218,4 +239,5 @@ class Watch:
         self.ended(job)
         self._looked.pop(job.id, None)
         self._waits_for_stacks.discard(job.id)
+        self._failing.discard(job.id)
         self._judging.forget(job.id)

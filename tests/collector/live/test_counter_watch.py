@@ -1,5 +1,6 @@
 """When a rank seems slow or well again by its counters, and how often full cores let that trigger an evaluation."""
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -13,12 +14,11 @@ SLOW = {"kind": "straggler", "ranks": [1], "cost_ratio": 0.4}
 
 
 class Counted:
-    """A job of four ranks with ten calls a second; ``wait`` is the share of the time that others wait for each."""
+    """A job with ten calls a second; ``wait`` is the share of the time that each other rank waits for a rank."""
 
-    def __init__(self, **verdict: Any) -> None:
-        self.columns = {
-            name: np.zeros(4) for name in ("step_seconds_total", "collectives_total", "caused_wait_seconds_total")
-        }
+    def __init__(self, ranks: int = 4, **verdict: Any) -> None:
+        names = ("step_seconds_total", "collectives_total", "caused_wait_seconds_total")
+        self.columns = {name: np.zeros(ranks) for name in names}
         self.verdict, self.named, self.watch = {**SLOW, **verdict}, True, CounterWatch()
         self.reports = 0
 
@@ -27,7 +27,7 @@ class Counted:
         return [self._second(np.array(wait)) for _ in range(seconds)]
 
     def _second(self, wait: Any) -> bool:
-        for name, more in zip(self.columns, (1.0, 10.0, wait), strict=True):
+        for name, more in zip(self.columns, (1.0, 10.0, wait * (len(wait) - 1)), strict=True):
             self.columns[name] = self.columns[name] + more
         return self.asked()
 
@@ -69,15 +69,70 @@ def test_a_rank_that_stalls_now_and_then_is_well_in_between() -> None:
     assert not any(job.after(20, 0.0, 0.0, 0.0, 0.0))
 
 
-def test_a_rank_that_others_begin_to_wait_for_seems_slow_until_a_report_answers() -> None:
-    """And again when it is twice as slow as then."""
-    job = Counted()
+def unnamed(ranks: int = 4) -> Counted:
+    job = Counted(ranks)
     job.named = False
+    return job
+
+
+def test_a_rank_that_others_begin_to_wait_for_seems_slow_in_two_windows_until_a_report_answers() -> None:
+    job = unnamed()
     assert not any(job.after(10, 0.05, 0.05, 0.05, 0.05))
-    assert job.after(4, 0.05, 0.4, 0.05, 0.05) == [False, True, True, True]
+    assert job.after(8, 0.05, 0.4, 0.05, 0.05) == [False] * 6 + [True] * 2
     job.reports += 1
-    assert not any(job.after(10, 0.05, 0.4, 0.05, 0.05))
-    assert job.after(10, 0.05, 0.9, 0.05, 0.05)[-1]
+    assert not any(job.after(6, 0.05, 0.4, 0.05, 0.05))
+
+
+@pytest.mark.parametrize("wait", [0.15, 0.4])
+def test_a_rank_that_a_report_did_not_name_seems_slow_again_once_twice_as_much_is_lost(wait: float) -> None:
+    """The first evaluation may have had too few slow steps."""
+    job, asked = unnamed(), []
+    job.after(20, 0.0, 0.0, 0.0, 0.0)
+    for second in range(160):
+        if any(job.after(1, 0.0, wait, 0.0, 0.0)):
+            asked.append(second)
+            job.reports += 1
+    assert len(asked) >= 4
+    assert all(1.8 < later / earlier < 2.8 for earlier, later in pairwise(asked))
+
+
+@pytest.mark.parametrize("ranks", [4, 8, 64])
+def test_a_rank_of_many_that_is_hardly_late_does_not_seem_slow(ranks: int) -> None:
+    assert not any(unnamed(ranks).after(60, *(0.05 * (rank == 1) for rank in range(ranks))))
+
+
+@pytest.mark.parametrize("ranks", [4, 8])
+def test_ranks_that_are_last_by_chance_do_not_seem_slow(ranks: int) -> None:
+    """One of them each second, for which the others wait a fifth of it."""
+    job, last = unnamed(ranks), np.random.default_rng(0).integers(ranks, size=600)
+    assert sum(any(job.after(1, *(0.2 * (rank == one) for rank in range(ranks)))) for one in last) <= 6
+
+
+def test_a_healed_rank_of_many_seems_well() -> None:
+    job, healthy = Counted(64), [0.0] * 62
+    job.after(20, 0.0, 0.4, *healthy)
+    assert any(job.after(10, 0.0, 0.05, *healthy))
+
+
+@pytest.mark.parametrize("silent", [np.nan, 0.0])
+def test_a_rank_without_steps_hides_no_other(silent: float) -> None:
+    """It has reported none, or it takes none."""
+    job = unnamed()
+    job.columns["step_seconds_total"][3] = silent
+    seen = []
+    for _ in range(20):
+        job.after(1, 0.0, 0.4, 0.0, 0.0)
+        job.columns["step_seconds_total"][3] = silent
+        seen.append(job.asked())
+    assert any(seen)
+
+
+def test_a_node_with_calls_and_no_step_yet_begins_the_watch_anew() -> None:
+    job = unnamed()
+    job.after(20, 0.0, 0.4, 0.0, 0.0)
+    for name in ("collectives_total", "caused_wait_seconds_total"):
+        job.columns[name] = np.append(job.columns[name], [20.0, 0.0])
+    assert not job.asked()
 
 
 def test_a_rank_that_a_verdict_names_does_not_seem_slow_anew() -> None:
@@ -118,3 +173,15 @@ def test_free_cores_judge_a_rank_that_seems_well_in_its_turn() -> None:
     job, usual = full_cores(cores_are_full=False), full_cores(cores_are_full=False)
     job.jobs["j"].counter_watch.sees_a_change = lambda *_: True
     assert job.until(60.0) == usual.until(60.0)
+
+
+def test_a_job_that_cannot_be_judged_leaves_the_others_judged(caplog: pytest.LogCaptureFixture) -> None:
+    """One line in the log, until it can be."""
+    jobs = Paced(jobs="ab")
+
+    def broken(job: Any) -> None:
+        raise IndexError("a rank too many")
+
+    jobs.jobs["a"].stall.question = broken
+    assert jobs.until(10.0)
+    assert [one.message for one in caplog.records] == ["job a cannot be judged; this is tried again"]
