@@ -74,8 +74,8 @@ class Notification:
         if event["event"] == "closed" and not ended and words.kind in STOPS and not _stands_still(report):
             before = "over: the job goes on; it was "
         text, opening = (
-            one_line(f"{prefix}{words.sentence}{'' if event['event'] == 'closed' else _detail(words, opens)}")
-            for prefix, opens in ((before, event["event"] == "opened"), ("", True))
+            one_line(f"{prefix}{words.sentence}{'' if event['event'] == 'closed' else _detail(words, which)}")
+            for prefix, which in ((before, event["event"]), ("", "merged"))
         )
         named = tuple(pods[rank] for rank in verdict.get("ranks") or () if rank in pods) if pods else ()
         return cls(job, event["event"], event["id"], event["time_ns"], verdict, text, ended, named, opening)
@@ -111,11 +111,12 @@ def _stands_still(report: Mapping[str, Any]) -> bool:
     return any(one["kind"] in STOPS for one in report.get("verdicts", ()))
 
 
-def _detail(words: RenderedVerdict, opens: bool) -> str:
+def _detail(words: RenderedVerdict, event: str) -> str:
     """What a verdict costs; of a hang who waits and, once that is known, where the rank is that does not come."""
     why = [one for one in words.why if not isinstance(one, WhichOperation)]
     if words.kind in STOPS and why:
-        return f"; {'; '.join(why[:2] if opens else why[-1:])}"
+        shown = {"opened": why[:2], "changed": why[-1:], "merged": why[:1] + why[1:][-1:]}
+        return f"; {'; '.join(shown[event])}"
     return f"; costs {words.short_cost}" if words.short_cost else ""
 
 
@@ -205,14 +206,8 @@ class Outlet:
     ``failures`` counts attempts, ``dropped`` notifications that were given up or found no room. ``clock``: seconds.
     """
 
-    def __init__(
-        self,
-        to: Destination,
-        pause_s: float = PAUSE_S,
-        clock: Callable[[], float] = time.monotonic,
-        settles_s: float = SETTLES_S,
-    ) -> None:
-        self._to, self._pause_s, self._clock, self._settles_s = to, pause_s, clock, settles_s
+    def __init__(self, to: Destination, pause_s: float = PAUSE_S, clock: Callable[[], float] = time.monotonic) -> None:
+        self._to, self._pause_s, self._clock = to, pause_s, clock
         self._waiting: list[tuple[float, Notification]] = []  # and when each may go
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
@@ -232,7 +227,7 @@ class Outlet:
             if one.event == "changed" and before is not None:  # its opening has not been sent yet
                 self._waiting[before] = now, replace(one, event="opened", text=one.opening)
             else:
-                self._waiting.append((now + self._settles_s if stops else now, one))
+                self._waiting.append((now + SETTLES_S if stops else now, one))
             if len(self._waiting) > QUEUE:
                 del self._waiting[0]
                 self.dropped += 1

@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 from hindmost.errors import UsageError
+from hindmost_collector.http_client import Answer
 from hindmost_collector.live import notification
-from hindmost_collector.live.notification import QUEUE, Command, Notification, Outlet, Webhook, destination
+from hindmost_collector.live.notification import QUEUE, SETTLES_S, Command, Notification, Outlet, Webhook, destination
 from hindmost_collector.live.verdicts import VerdictLog
 from hindmost_judge.verdict.schema import WhichOperation
 
@@ -218,22 +219,55 @@ def test_changes_that_were_not_sent_yet_are_one(receiver: Receiver) -> None:
     ]
 
 
-def test_a_stop_and_where_its_rank_is_are_one_notification(receiver: Receiver) -> None:
-    """The stack comes some tenths of a second later. One that does not come is not waited for."""
-    evidence = ["3 ranks wait in all_reduce", "rank 2 is at train.py:7"]
-    hang = verdict(kind="hang", cause=None, victims=[0, 1, 3], evidence=evidence[:1], cost_ms_per_step=None)
-    out = Outlet(Webhook(receiver.url, attempt_s=PATIENCE_S), settles_s=PATIENCE_S)
-    for event, found in (("opened", hang), ("changed", {**hang, "evidence": evidence})):
-        out.put(Notification.of("train", {"event": event, "id": "1", "time_ns": 1, "verdict": found}, REPORT))
-    wait_until(lambda: receiver.bodies)
+class Sent:
+    """A receiver that takes everything at once."""
+
+    name = "sent"
+
+    def __init__(self) -> None:
+        self.all: list[tuple[str, str]] = []
+
+    def send(self, one: Notification) -> Answer:
+        self.all.append((one.event, one.text))
+        return Answer(200, "")
+
+
+HUNG = "HUNG in step 40: rank 2 on n0 did not arrive; 3 ranks wait in all_reduce"
+
+
+def hang(event: str, *evidence: str) -> Notification:
+    why = ["3 ranks wait in all_reduce", *evidence]
+    found = verdict(kind="hang", cause=None, victims=[0, 1, 3], evidence=why, cost_ms_per_step=None)
+    return Notification.of("train", {"event": event, "id": "1", "time_ns": 1, "verdict": found}, REPORT)
+
+
+def test_a_stop_and_where_its_rank_is_are_one_notification() -> None:
+    """The stack comes some tenths of a second later, after other evidence."""
+    sent, looked = Sent(), threading.Event()
+
+    def clock() -> float:
+        if threading.current_thread().name == "notification":
+            looked.set()
+        return 0.0
+
+    out = Outlet(sent, clock=clock)
+    out.put(hang("opened"))
+    looked.wait(PATIENCE_S)
+    out.put(hang("changed", "rank 2 was stopped for 3 s", "rank 2 is at train.py:7"))
+    wait_until(lambda: out.sent)
     out.close(PATIENCE_S)
-    alone = Outlet(Webhook(receiver.url, attempt_s=PATIENCE_S), settles_s=0.01)
-    alone.put(Notification.of("train", {"event": "opened", "id": "2", "time_ns": 1, "verdict": hang}, REPORT))
-    wait_until(lambda: len(receiver.bodies) > 1)
-    alone.close(PATIENCE_S)
-    said = "hindmost: job train: HUNG in step 40: rank 2 on n0 did not arrive; 3 ranks wait in all_reduce"
-    assert [body["text"] for body in receiver.bodies] == [f"{said}; rank 2 is at train.py:7", said]
-    assert receiver.events == ["opened", "opened"]
+    assert sent.all == [("opened", f"{HUNG}; rank 2 is at train.py:7")]
+
+
+def test_a_stack_that_does_not_come_is_not_waited_for() -> None:
+    sent, now = Sent(), [0.0]
+    out = Outlet(sent, clock=lambda: now[0])
+    out.put(hang("opened"))
+    now[0] = SETTLES_S
+    out.put(event_of(which="2"))
+    wait_until(lambda: out.sent == 2)
+    out.close(PATIENCE_S)
+    assert sent.all[0] == ("opened", HUNG)
 
 
 def test_a_command_gets_the_verdict_on_stdin_and_in_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
