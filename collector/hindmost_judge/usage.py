@@ -121,21 +121,30 @@ def used_by_others(use: Mapping[str, CpuUse]) -> str | None:
 
 def _number(found: MetricSamples, how: str) -> Floats:
     """[K] the number of each series: of a counter its rise, its rate a second, or its highest rate between two samples;
-    of a gauge its mean, median, highest or lowest, or its ``integral`` over seconds. NaN where it has too few samples.
+    of a gauge its mean, median, highest or lowest, or its ``integral`` over seconds. NaN where samples are missing.
     """
     first, count = found.first[:-1], np.diff(found.first)
     if how in ("rise", "rate", "peak_rate"):
         return _rises(found, how)
     if how == "integral":
-        each = [
-            (found.value[at : at + of], found.time[at : at + of] / 1e9) for at, of in zip(first, count, strict=True)
-        ]
-        return np.array([float(np.trapezoid(value, time)) if len(value) > 1 else np.nan for value, time in each])
+        spans = [slice(at, at + of) for at, of in zip(first, count, strict=True)]
+        return np.array([_integral(found.value[span], found.time[span] / 1e9) for span in spans])
     if how == "median":
         return np.array([np.median(found.value[at : at + of]) for at, of in zip(first, count, strict=True)])
     if how == "mean":
         return np.asarray(np.add.reduceat(found.value, first) / count)
     return np.asarray((np.fmax if how == "highest" else np.fmin).reduceat(found.value, first))
+
+
+#: A gap is longer than so many periods; an integral is not known where gaps are more than this share of the time.
+_GAP, _GAPS = 5, 0.01
+
+
+def _integral(value: Floats, seconds: Floats) -> float:
+    between = np.diff(seconds)
+    if not len(between) or between[between > _GAP * np.median(between)].sum() > _GAPS * between.sum():
+        return float("nan")
+    return float(np.trapezoid(value, seconds))
 
 
 def _rises(found: MetricSamples, how: str) -> Floats:

@@ -581,7 +581,12 @@ def _gpus(one: _Run) -> dict[str, list[dict[str, Any]]]:
     owners = sorted({owner for values in found.values() for owner in values if not whose or owner[1] in whose})
     if not owners:
         one.lacks("gpus", "busy, memory, power, clocks", "no GPU was sampled")
-    elif not found["sm"]:
+    unknown = sum(owner in found["power"] and owner not in found["energy"] for owner in owners)
+    if unknown:
+        one.lacks(
+            "gpus", f"energy of {unknown} of {len(owners)} GPUs", "no counter, and power was not sampled throughout"
+        )
+    if owners and not found["sm"]:
         one.lacks("gpus", "SM, tensor-core and DRAM activity", "GPUs since Hopper report it (GPM)")
     table = []
     for owner in owners:

@@ -144,6 +144,18 @@ def test_energy_is_power_over_time_where_a_gpu_has_no_counter() -> None:
     assert {row["gpu"]: row["energy"] for row in rows} == {"a": 2000.0, "b": 5000.0}
 
 
+def test_energy_is_unknown_where_power_was_not_sampled_for_long() -> None:
+    """80 of 100 s: not measured, and it says so; a counter has all of it."""
+    labels = [f'{{"gpu_uuid": "{gpu}"}}' for gpu in "ab"]
+    times = [*range(11), *range(90, 101)]
+    samples = [("hindmost_gpu_power_watts", label, at, 300.0) for label in labels for at in times]
+    samples += [("hindmost_gpu_energy_joules_total", labels[1], at, 300.0 * at) for at in times]
+    run = replace(made(1), metrics=loads.metrics(samples))
+    made_of = section_rows.of(run, judge(run).to_dict(), None, ("gpus", "not_measured"))
+    assert {row["gpu"]: row["energy"] for row in made_of["gpus"]["gpus"]} == {"a": None, "b": 30000.0}
+    assert "energy of 1 of 2 GPUs" in [row["what"] for row in made_of["not_measured"]["what"]]
+
+
 def test_a_kernel_that_reports_a_pressure_is_not_said_to_report_none() -> None:
     """Memory and I/O pressure were sampled here, and CPU pressure was not."""
     rows = judged("several")[2]["sections"]["not_measured"]["what"]
