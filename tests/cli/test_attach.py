@@ -103,6 +103,21 @@ def test_where_phases_say_no_more_than_other_the_command_for_lines_is_given(rank
     assert "its lines: `hindmost attach --stacks --pid 100`" in shown
 
 
+def test_a_lone_rank_leads_to_its_launcher() -> None:
+    """All ranks of a launcher can be compared."""
+    shown = table.render([rank(0)], [share(forward=1.0)], "sampled", 10, 4711)
+    assert "no other rank to compare with\n`hindmost attach 4711`, its launcher, compares all ranks\n" in shown
+
+
+def test_a_bare_number_is_a_pid(capsys: pytest.CaptureFixture[str]) -> None:
+    """Also after an option. Two ways to say which process are an error."""
+    for words in (["4194399"], ["--seconds", "3", "4194399"], ["4194399", "--stacks"]):
+        assert main(["attach", *words]) == 2
+        assert "--pid 4194399: there is no such process" in capsys.readouterr().err
+    assert main(["attach", "4194399", "--job", "a"]) == 2
+    assert "not allowed with argument" in capsys.readouterr().err
+
+
 def test_a_rank_that_stays_at_one_line_of_no_phase_is_reported_with_it() -> None:
     """Where its peers wait for it, that line is what they wait for."""
     waits = "thread (7): MainThread;<module> (/x/train.py:8);allreduce (/x/mpi4py/MPI.py:1) 90"
@@ -301,6 +316,7 @@ def test_the_ranks_below_a_launcher_are_looked_into(
         (folder / "maps").write_text("/usr/lib/libmpi.so.40\n" if binary == "stencil" else "")
         (folder / "exe").symlink_to(f"/usr/bin/{binary}")
     assert [(one.rank, one.pid) for one in target.by_pids(pids, tmp_path)] == found
+    assert target.launcher(12, tmp_path) == target.launcher(14, tmp_path) == 11
     with pytest.raises(UsageError, match="--pid 30: neither it nor a process that it started"):
         target.by_pid(30, tmp_path)
     with pytest.raises(UsageError, match="--pid 40: this launcher has started no rank yet"):

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from hindmost.errors import HindmostError, UsageError
-from hindmost_cli import main
+from hindmost_cli import main, top
 from hindmost_cli.top import source
 from hindmost_judge.judge import judge
 
@@ -43,6 +43,25 @@ def collector() -> Iterator[tuple[str, dict[str, Any]]]:
     yield f"127.0.0.1:{server.server_address[1]}", answers
     server.shutdown()
     server.server_close()
+
+
+def start_run(proc: Path, pid: int, job: str) -> None:
+    """The collector of a `hindmost run`, as /proc shows it."""
+    words = ["/usr/bin/python", "-m", "hindmost", "collector", "--out", f"/runs/{job}", "--job-id", job]
+    (proc / str(pid)).mkdir()
+    (proc / str(pid) / "cmdline").write_bytes("\0".join([*words, ""]).encode())
+    (proc / str(pid) / "environ").write_bytes(b"")
+
+
+def test_without_an_address_the_job_that_runs_here_is_shown(tmp_path: Path) -> None:
+    """Of several the one that `--job` names, else an error with the command for each."""
+    assert top.running(None, tmp_path) == top.USUAL
+    start_run(tmp_path, 1, "a")
+    assert top.running(None, tmp_path) == "/runs/a"
+    start_run(tmp_path, 2, "b")
+    assert top.running("b", tmp_path) == "/runs/b"
+    with pytest.raises(UsageError, match=r"2 of your jobs run here; .*`hindmost top /runs/a`, `hindmost top /runs/b`"):
+        top.running(None, tmp_path)
 
 
 def test_the_report_of_a_running_job(collector: tuple[str, dict[str, Any]], capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 EPILOG = """\
 examples:
-  hindmost attach --pid 4711 --pid 4712
+  hindmost attach 4711
   hindmost attach --job 812345 --seconds 30
   hindmost attach --stacks --job 812345
   hindmost attach --stacks --job 812345 --save-to hindmost-runs/812345
@@ -34,9 +34,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the options of ``hindmost attach``."""
     parser.epilog = EPILOG
     which = parser.add_mutually_exclusive_group(required=True)
-    which.add_argument(
-        "--pid", type=int, action="append", metavar="PID", help="a process, or a launcher of ranks; may be repeated"
-    )
+    process = "a process, or a launcher of ranks"
+    which.add_argument("pids", type=int, nargs="*", default=[], metavar="PID", help=process)
+    which.add_argument("--pid", type=int, action="append", metavar="PID", help=f"{process}; may be repeated")
     which.add_argument(
         "--job", metavar="ID", help="all ranks of this job on this machine; ID of hindmost or the scheduler"
     )
@@ -57,6 +57,7 @@ def run(args: argparse.Namespace) -> int:
     """Look, print, leave."""
     from hindmost_cli.attach import phases, target
 
+    args.pid = args.pid or args.pids
     if not 0 < args.seconds <= 3600:
         raise UsageError(f"--seconds {args.seconds:g}: use a number above 0, at most 3600")
     if not 1 <= args.rate <= 1000:
@@ -76,7 +77,8 @@ def run(args: argparse.Namespace) -> int:
     if args.format == "json":
         sys.stdout.write(json.dumps(phases.to_dict(targets, seen, method, args.seconds), indent=2) + "\n")
     else:
-        sys.stdout.write(phases.render(targets, seen, method, args.seconds))
+        launcher = target.launcher(targets[0].pid) if len(targets) == 1 else None
+        sys.stdout.write(phases.render(targets, seen, method, args.seconds, launcher))
     return 0
 
 

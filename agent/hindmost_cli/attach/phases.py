@@ -213,8 +213,12 @@ def to_dict(targets: Sequence[Target], seen: Sequence[Shares], method: str, seco
 NO_VERDICT = "who is waited for, since when and at what cost: start the job with `hindmost run -- COMMAND`"
 
 
-def render(targets: Sequence[Target], seen: Sequence[Shares], method: str, seconds: float) -> str:
-    """The table for people: percent of the main thread's time, with half of the 95 % interval."""
+def render(
+    targets: Sequence[Target], seen: Sequence[Shares], method: str, seconds: float, launcher: int | None = None
+) -> str:
+    """The table for people: percent of the main thread's time, with half of the 95 % interval.
+
+    ``launcher``: the pid of what started a lone target and other ranks."""
     processes = "1 process" if len(targets) == 1 else f"{len(targets)} processes"
     lines = [f"{processes}, {seconds:g} s, {method}; % of the main thread's time"]
     lines.append("  ".join([f"{'rank':>4}", f"{'pid':>8}", *(f"{phase:>10}" for phase in PHASES)]))
@@ -223,7 +227,9 @@ def render(targets: Sequence[Target], seen: Sequence[Shares], method: str, secon
         rank = str(target.rank) if target.rank >= 0 else "-"
         lines.append("  ".join([f"{rank:>4}", f"{target.pid:>8}", *(f"{cell:>10}" for cell in cells)]))
     lines += [one.unseen for one in seen if one.unseen]
-    return "\n".join([*lines, _sentence(targets, seen), *_without_steps(targets, seen, method), NO_VERDICT]) + "\n"
+    more = f"`hindmost attach {launcher}`, its launcher, compares all ranks"
+    lines += [_sentence(targets, seen), *[more] * bool(launcher), *_without_steps(targets, seen, method)]
+    return "\n".join([*lines, NO_VERDICT]) + "\n"
 
 
 def _without_steps(targets: Sequence[Target], seen: Sequence[Shares], method: str) -> list[str]:

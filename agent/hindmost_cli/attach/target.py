@@ -104,6 +104,14 @@ def _below(pid: int, proc: Path) -> list[Target]:
     return found
 
 
+def launcher(pid: int, proc: Path = Path("/proc")) -> int | None:
+    """The nearest process above this one that started several ranks; None where there is none of this user."""
+    while (pid := _parent(proc / str(pid))) > 1:
+        if sum(target.rank >= 0 for target in _below(pid, proc)) > 1:
+            return pid
+    return None
+
+
 def _parent(folder: Path) -> int:
     """The parent's pid; 0 of a process that has ended."""
     try:
@@ -133,6 +141,17 @@ def by_job(job: str, proc: Path = Path("/proc")) -> list[Target]:
         instead = f"give one of {', '.join(others[:_NAMED])}, or --pid" if others else "give --pid"
         raise UsageError(f"--job {job}: no rank of yours on this machine is in a job of this ID; {instead}")
     return sorted(found, key=lambda target: target.rank)
+
+
+def runs(proc: Path = Path("/proc")) -> dict[str, str]:
+    """Job to run directory of each `hindmost run` of this user on this machine, from its collector's command line."""
+    found: dict[str, str] = {}
+    for folder, _ in _own(proc):
+        with contextlib.suppress(OSError, ValueError):  # it ended meanwhile, or serves many jobs
+            argv = _argv(folder)
+            if _daemon(argv) == "collector":
+                found[argv[argv.index("--job-id") + 1]] = argv[argv.index("--out") + 1]
+    return found
 
 
 def _member(folder: Path, environ: Mapping[str, str], job: str) -> Target | None:

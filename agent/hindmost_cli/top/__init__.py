@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 EPILOG = """\
 examples:
+  hindmost top
   hindmost top 127.0.0.1:40123
   hindmost top hindmost-runs/JOB
   hindmost top head-node:9461 --job train-7 --once
@@ -36,10 +37,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "address",
         metavar="ADDRESS",
         nargs="?",
-        default=USUAL,
-        help=f"HOST:PORT of the page, or a run directory (default: {USUAL})",
+        help=f"HOST:PORT of the page, or a run directory (default: your job on this machine, else {USUAL})",
     )
-    which = "the job to show, if the collector has several; key 4 lists them"
+    which = "the job to show, where several run; key 4 lists them"
     parser.add_argument("--job", metavar="ID", help=which)
     parser.add_argument(
         "--interval", type=float, default=2.0, metavar="SECONDS", help="time between updates (default: 2)"
@@ -54,6 +54,8 @@ def run(args: argparse.Namespace) -> int:
     """Show until the user leaves."""
     if not 0 < args.interval <= LONGEST:
         raise UsageError(f"--interval {args.interval:g}: use a number of seconds above 0, at most {LONGEST:g}")
+    if args.address is None:
+        args.address = running(args.job)
     recorded = bool(args.address) and Path(args.address).is_dir()
     source = RunDirectory(Path(args.address)) if recorded else Collector(args.address, arguments.client(args))
     if args.once or not (sys.stdout.isatty() and sys.stdin.isatty()):
@@ -66,6 +68,22 @@ def run(args: argparse.Namespace) -> int:
     top.run()
     sys.stdout.write(top.summary())
     return top.return_code or 0
+
+
+def running(job: str | None, proc: Path = Path("/proc")) -> str:
+    """The run directory of this user's one job, or of ``job``; without any a collector's usual address.
+
+    Raises UsageError where several run.
+    """
+    from hindmost_cli.attach.target import runs
+
+    found = runs(proc)
+    if job:
+        return found.get(job, USUAL)
+    if len(found) > 1:
+        commands = ", ".join(f"`hindmost top {shlex.quote(path)}`" for path in sorted(found.values()))
+        raise UsageError(f"{len(found)} of your jobs run here; choose one: {commands}")
+    return next(iter(found.values()), USUAL)
 
 
 def printed(source: Collector | RunDirectory, job: str | None, path: str = "") -> str:
