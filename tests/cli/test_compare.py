@@ -255,9 +255,28 @@ def test_runs_with_other_batches_are_compared_by_their_work() -> None:
     assert rates["work_per_s"]["changed"]
     assert rates["steps_per_s"]["change"] < -0.25
     shown = text.render(found, width=200)
-    assert re.search(r"RESULT B is faster by 3\d %: .* samples or tokens/s", shown)
+    assert re.search(r"RESULT B does 3\d % more samples or tokens/s: \S+ to ", shown)
     assert "a step has 128 samples or tokens in A and 256 in B" in shown
     assert "PACE" not in shown
+
+
+def test_an_interval_without_width_is_left_out() -> None:
+    """It looks like an error."""
+    found = compare(trained(4, 32), trained(4, 32, step_ms=300.0))
+    (pace,) = [rate for rate in found["rates"] if rate["name"] == "work_per_s"]
+    pace |= {"low": pace["change"] - 1e-4, "high": pace["change"] + 1e-4}
+    shown = text.render(found, width=200)
+    assert re.search(r"PACE   B does 6\d % fewer samples or tokens/s: \S+ to [\d.,]+\n", shown)
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_what_goes_on_in_one_rank_is_not_gone(goes_on: bool) -> None:
+    """Input that held up all ranks, and now holds up one, reads as fixed otherwise."""
+    found = compare(job(), job(2, faults=[SLOW]))
+    (late,) = found["verdicts"]["new"]
+    before = late | {"kind": "input_bound", "cause": "input", "ranks": [], "victims": []}
+    found["verdicts"] |= {"gone": [before], "new": [late | {"cause": "input"}] * goes_on}
+    assert ("GONE" in text.render(found, width=200)) is not goes_on
 
 
 def test_work_that_one_run_did_not_count_is_not_compared() -> None:

@@ -461,9 +461,10 @@ def _pace(rate: Mapping[str, Any]) -> tuple[str, str]:
         return f"{both}; too few steps to call it a change", ""
     if not rate["changed"]:
         return f"{both}: no change beyond noise", ""
-    faster = rate["change"] > 0
-    by = f"B is {'faster' if faster else 'slower'} by {ratio(abs(rate['change']))}"
-    return f"{by}: {both} ({_share(rate['low'])} to {_share(rate['high'])})", _BETTER if faster else _WORSE
+    low, high = _share(rate["low"]), _share(rate["high"])
+    more, interval = rate["change"] > 0, f" ({low} to {high})" * (low != high)
+    by = f"B does {ratio(abs(rate['change']))} {'more' if more else 'fewer'} samples or tokens/s"
+    return f"{by}: {before} to {after}{interval}", _BETTER if more else _WORSE
 
 
 def _share(value: float) -> str:
@@ -567,7 +568,11 @@ def _by(step: Mapping[str, Any]) -> tuple[str, str, str]:
 
 def _changes(verdicts: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     new = [("NEW", _WORSE, _sentence(one)) for one in verdicts["new"]]
-    gone = [("GONE", _BETTER, _sentence(one)) for one in verdicts["gone"]]
+    gone = [
+        ("GONE", _BETTER, _sentence(one))
+        for one in verdicts["gone"]
+        if not any(_covers(other, one) for other in verdicts["new"])
+    ]
     in_both = [("STILL", "", f"{_sentence(one['b'])}{_in_a(one)}") for one in verdicts["kept"]]
     both = (("only_a", "ONLY A", "B"), ("only_b", "ONLY B", "A"))
     only = [
@@ -576,6 +581,12 @@ def _changes(verdicts: Mapping[str, Any]) -> list[tuple[str, str, str]]:
         for one in verdicts.get(name) or ()
     ]
     return new + gone + in_both + only
+
+
+def _covers(new: Mapping[str, Any], gone: Mapping[str, Any]) -> bool:
+    """Whether the trouble goes on, of fewer ranks: input of all of them, now of one."""
+    fewer = not gone["ranks"] or {*new["ranks"]} <= {*gone["ranks"]}
+    return bool(gone["cause"]) and gone["cause"] == new["cause"] and fewer
 
 
 def _sentence(one: Mapping[str, Any]) -> str:
