@@ -243,7 +243,7 @@ def _achieved(one: _Run, work_per_s: float | None) -> list[dict[str, Any]]:
 def _why_no_mfu(one: _Run, gpus: Collection[str], work_per_s: float | None) -> str:
     counts = "`hindmost.step(work=N)` counts the samples or tokens of a step"
     if not gpus:
-        return "no rank has a GPU whose peak is known"
+        return "which GPU a rank uses was not recorded, or it uses none"
     if not one.flops_per_sample:
         why = "operations of kernels are not counted" if work_per_s else "samples or tokens were not counted"
         return f"{why}; `--flops-per-sample N` gives those of a sample or token"

@@ -156,6 +156,16 @@ def test_energy_is_unknown_where_power_was_not_sampled_for_long() -> None:
     assert "energy of 1 of 2 GPUs" in [row["what"] for row in made_of["not_measured"]["what"]]
 
 
+def test_ranks_of_which_no_gpu_was_recorded_have_no_mfu() -> None:
+    """Those of their node may be known."""
+    run = judged("clean")[0]
+    run = replace(run, ranks=run.ranks | {"gpu_uuid": np.full(4, "")})
+    found = judge(run)
+    made_of = section_rows.of(run, found.to_dict(), found.overview, flops_per_sample=1e9)
+    (why,) = [row["why"] for row in made_of["not_measured"]["what"] if row["what"] == "MFU"]
+    assert why == "which GPU a rank uses was not recorded, or it uses none"
+
+
 def test_a_kernel_that_reports_a_pressure_is_not_said_to_report_none() -> None:
     """Memory and I/O pressure were sampled here, and CPU pressure was not."""
     rows = judged("several")[2]["sections"]["not_measured"]["what"]
