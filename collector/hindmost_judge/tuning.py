@@ -125,7 +125,7 @@ class Facts:
     @property
     def input_costs(self) -> str:
         """The same in words."""
-        return f"input costs {percent(self._input_cost)} of the step"
+        return f"input costs {percent(self.input)} of the step"
 
     def _summary(self, metric: str, of: str, how: str) -> dict[usage.Owner, float]:
         """In the steps, where there are samples of these, else in all of the recording."""

@@ -107,6 +107,12 @@ def works(*each_ms: float) -> Overview:
     return replace(found, planes={**found.planes, "self": np.outer(np.array(each_ms) * MS, np.ones(10))})
 
 
+def input_of(*each_ms: float) -> Overview:
+    """Each rank's input in steps of 100 ms."""
+    found = seen()
+    return replace(found, planes={**found.planes, "input": np.outer(np.array(each_ms) * MS, np.ones(10))})
+
+
 CASES: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = [
     (
         "CPU binding",
@@ -143,6 +149,12 @@ CASES: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = [
         "input costs 30 % of the step, and the typical rank has no worker process",
         {"run": job(*of_ranks(children=0.0)), "seen": seen(input=30.0)},
         {"run": job(*of_ranks(children=0.0)), "seen": seen(input=5.0)},
+    ),
+    (  # that one rank waits longer is its verdict's
+        "DataLoader workers",
+        "input costs 20 % of the step, and the typical rank has no worker process",
+        {"run": job(*of_ranks(children=0.0)), "seen": input_of(20.0, 20.0, 20.0, 80.0)},
+        {"run": job(*of_ranks(children=0.0)), "seen": input_of(5.0, 5.0, 5.0, 80.0)},
     ),
     (
         "DataLoader workers",

@@ -112,11 +112,16 @@ def _stands_still(report: Mapping[str, Any]) -> bool:
 
 
 def _detail(words: RenderedVerdict, event: str) -> str:
-    """What a verdict costs; of a hang who waits and, once that is known, where the rank is that does not come."""
+    """What a verdict costs; of a hang who waits and, once that is known, where the rank is that does not come.
+
+    Then what to do, in a clause.
+    """
     why = [one for one in words.why if not isinstance(one, WhichOperation)]
     if words.kind in STOPS and why:
-        shown = {"opened": why[:2], "changed": why[-1:], "merged": why[:1] + why[1:][-1:]}
-        return f"; {'; '.join(shown[event])}"
+        where = [one for one in why if " is at " in one]  # of a deadlock others come after it
+        shown = {"opened": why[:2], "changed": where[:1] or why[-1:], "merged": why[:1] + why[1:][-1:]}
+        do = [f"DO {text.partition(';')[0]}" for text in words.do[:1]]
+        return f"; {'; '.join([*shown[event], *do])}"
     return f"; costs {words.short_cost}" if words.short_cost else ""
 
 

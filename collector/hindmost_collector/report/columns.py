@@ -81,9 +81,19 @@ def settings(report: Mapping[str, Any]) -> list[str]:
     """The settings that are worth trying, of ranks that no verdict is on, each with what was found."""
     advice = (report.get("sections") or {}).get("advice") or {}
     named = {",".join(map(str, verdict["ranks"])) for verdict in report["verdicts"]} - {""}
-    others = [one for one in advice.get("settings", ()) if one.get("ranks") not in named]
+    late = [line for verdict in report["verdicts"] if verdict["ranks"] for line in verdict.get("advice") or ()]
+    others = [
+        one
+        for one in advice.get("settings", ())
+        if one.get("ranks") not in named and not any(_option(one["set"]) in line for line in late)
+    ]
     tried = [one for one in others if (one["share"] or 0.0) >= _TRIED and not says(report, one["set"])]
     return [f"{one['set']} ({one['found']})" for one in tried][:_SETTINGS]
+
+
+def _option(do: str) -> str:
+    """``num_workers`` of ```num_workers=3, ...` in its `DataLoader```; all of what sets no option first."""
+    return do.lstrip("`").partition("=")[0]
 
 
 def says(report: Mapping[str, Any], do: str) -> bool:

@@ -42,7 +42,7 @@ PATH, _RUN = "PATH", "hindmost report RUN"
 #: The label of what limits the typical step, as verdicts on all ranks have it.
 _LIMITED = "LIMITED BY"
 #: What the numbers of a verdict are, with all its evidence.
-_SURE = "how sure: of the finding, not of its COST"
+_SURE = "% sure: that the finding is true, not that COST is exact"
 _COST = "COST: how much shorter the mean step gets without it"
 
 
@@ -201,7 +201,8 @@ def _more(request: _Request) -> Iterator[RenderableType]:
     if request.explain:
         means = [_SURE] * any(one.sure and one.short_cost for one in request.verdicts)
         means += [_COST] * any(one.cost and one.kind not in ("stalled", *STOPS) for one in request.verdicts)
-        yield from (labelled("NOTE", one, "dim") for one in means)
+        if means:
+            yield labelled("NOTE", ". ".join(means), "dim")
 
 
 def _ranks(request: _Request) -> Iterator[RenderableType]:

@@ -33,6 +33,8 @@ _MOST, _BLOCKED = 0.5, 0.1
 #: Ranks have unequal shards if one reads this many times as many bytes as its peers, which read at least so much (B per
 #: s): less is what remains where files are in memory.
 _MORE_BYTES, _FROM_STORAGE = 2.0, 1e5
+#: The least that a disk reads while it is waited for, B per s: 100 random reads of 4 KiB. Pages of programs are less.
+_SLOWEST_DISK = 4e5
 #: Ranks of one verdict whose storage is described.
 _DESCRIBED = 2
 
@@ -157,7 +159,8 @@ def uses_storage(verdict: Verdict, blocks: Blocks) -> bool:
     made, named = of(blocks), np.isin(blocks.ranks, verdict.ranks)
     if made is None or not named.any():
         return False
-    return bool(or_zero(made.read)[named].max() >= _FROM_STORAGE or made.shares["io"][named].max() >= _BLOCKED)
+    reads = or_zero(made.read) >= np.maximum(_FROM_STORAGE, _SLOWEST_DISK * made.waited)
+    return bool(reads[named].any() or made.shares["io"][named].max() >= _BLOCKED)
 
 
 def _unequal_shards(verdict: Verdict, read: Floats, named: Array) -> str:

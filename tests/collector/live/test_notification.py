@@ -135,6 +135,18 @@ def test_a_hang_says_who_waits_and_then_where_the_missing_rank_is() -> None:
     assert Notification.of("j", change, REPORT).text == f"changed: {said}; {evidence[0]}"
 
 
+def test_a_deadlock_changes_as_its_ranks_are_seen_where_they_are() -> None:
+    """How long they wait is no news. The line has what to do, in a clause."""
+    where = "rank 0 is at train.py:27, rank 1 is at train.py:28"
+    advice = ["let one of ranks 0 and 1 send before it receives; see the manual"]
+    evidence = ["deadlock: rank 0 waits for rank 1", where, "they have waited 11.8 s", "rank 3 waits for them"]
+    hang = verdict(kind="hang", cause="deadlock", victims=[3], cost_ms_per_step=None, evidence=evidence, advice=advice)
+    change = {"event": "changed", "id": "1", "time_ns": 1, "verdict": hang}
+    text = Notification.of("j", change, REPORT).text
+    assert text.endswith(f"; {where}; DO let one of ranks 0 and 1 send before it receives")
+    assert "11.8" not in text
+
+
 def test_a_hang_that_gives_way_to_another_is_not_said_to_be_over_for_the_job() -> None:
     """The job still stands still."""
     hang = verdict(kind="hang", cause=None, victims=[0, 1, 3], evidence=[], cost_ms_per_step=None)

@@ -293,6 +293,17 @@ def test_a_setting_that_remedies_a_verdict_is_its_first_advice(name: str, settin
     assert other["verdicts"] == found.to_dict()["verdicts"]
 
 
+def test_an_option_that_a_late_ranks_advice_names_is_no_second_advice() -> None:
+    """More workers for that rank are not tried once more on the typical one."""
+    found = judged("straggler")[1].to_dict()
+    found["sections"] = {
+        "advice": {"settings": [{**LOADER, "set": "`num_workers=1, prefetch_factor=4` in its loader"}]}
+    }
+    assert "TRY" in text.render(found, width=200)
+    found["verdicts"][0]["advice"] = ["More DataLoader workers (num_workers) hide it"]
+    assert "TRY" not in text.render(found, width=200)
+
+
 def test_uneven_domains_are_the_first_advice_on_a_rank_late_in_some_exchanges() -> None:
     """A program that exchanges positions and forces works before one of the two alone."""
     late = {**judged("straggler")[1].to_dict()["verdicts"][0], "kind": "intermittent", "cause": "unknown"}

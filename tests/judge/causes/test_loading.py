@@ -80,9 +80,11 @@ def test_input_stays_input_where_storage_does_not_explain_it(rates: dict[str, fl
     assert only_verdict(sampled(late(), workers=2, rank=1, **rates)).cause == "input"
 
 
-@pytest.mark.parametrize(("rates", "storage"), [({}, False), ({"storage": 0.2}, True), ({"read": 2e6}, True)])
+@pytest.mark.parametrize(
+    ("rates", "storage"), [({}, False), ({"storage": 0.2}, True), ({"read": 2e6}, True), ({"read": 1.3e5}, False)]
+)
 def test_storage_is_named_only_where_it_was_used(rates: dict[str, float], storage: bool) -> None:
-    """A Dataset that sleeps or computes reads nothing: its stacks show what it does."""
+    """A Dataset that sleeps or computes reads next to nothing: its stacks show what it does."""
     (do,) = only_verdict(sampled(late(), workers=0, rank=1, **{"read": 0.0, **rates})).advice
     assert ("check the disk or mount" in do) == storage
     assert ("see what rank 1 does" in do and "hindmost attach --stacks" in do) != storage
