@@ -227,26 +227,24 @@ def _missing_for_a_verdict(ranks: int, blocks: Blocks | None, settings: Settings
             f"wait for the first {settings.min_steps} steps; if none come, {_mark(run)}",
         )
     if blocks is None or len(blocks.steps) == 0:
-        return (
-            f"{ranks} ranks, but no step, no collective that repeats on two of them, and messages form no steps"
-            + _in_calls(run),
-            _mark(run) if own else "record the job with `hindmost run -- COMMAND`",
-        )
+        found = f"{ranks} ranks, but no step, no collective that repeats on two of them, and messages form no steps"
+        if farm := _in_calls(run):
+            return f"{found}; {farm}", "compare the workers: the one with the least time in calls works most"
+        return found, _mark(run) if own else "record the job with `hindmost run -- COMMAND`"
     of_which = "after warm-up" if blocks.warmup else "with start-up"
     steps = f"{_count(len(blocks.steps), 'step')} {of_which}, of {ranks} ranks: too few to judge"
     return f"{steps}{_so_far(blocks)}", _more(settings.min_steps, job)
 
 
 def _in_calls(run: Run) -> str:
-    """Which ranks work while others wait in calls; nothing where all do alike."""
+    """Who waits in calls while all others work, as a master does; nothing where several wait, or all do alike."""
     ranks = np.unique(run.ranks["rank"])
     shares = communication.share_of_time(run, ranks)
     most = float(np.nanmax(shares, initial=0.0))
     work, wait = ranks[shares < most / 2].tolist(), ranks[shares >= most / 2].tolist()
-    if not work:
+    if len(wait) != 1 or len(work) < 2:
         return ""
-    least, are = percent(float(shares[shares < most / 2].max())), "is" if len(wait) == 1 else "are"
-    return f"; {names(wait)} {are} in calls for {percent(most)} of the time, {names(work)} for {least}: those work"
+    return f"{names(wait)} waits in calls for {percent(most)} of the time, as a master does; {names(work)} work"
 
 
 #: Of fewer steps, and of a smaller share of them, it says nothing that one rank was waited for longest.

@@ -202,6 +202,19 @@ def test_ranks_that_share_no_step_are_not_compared() -> None:
     assert "no step, no collective that repeats on two of them" in verdict.evidence[0]
 
 
+def test_a_master_and_its_workers_are_said_to_be_that() -> None:
+    """A task farm has no step that could be marked."""
+    run, rank = in_phases(), np.repeat(np.arange(4), 2)
+    waits = np.where(rank == 0, 49_000_000, 1_000_000)
+    calls = {name: np.zeros(8, values.dtype) for name, values in empty(COLLECTIVES).items()}
+    calls |= {"rank": rank, "seq": np.arange(8), "start_ns": np.tile([0, 50_000_000], 4), "duration_ns": waits}
+    job = dataclasses.replace(run.job, ended_ns=10**12)
+    (verdict,) = judge(dataclasses.replace(run, job=job, steps=empty(STEPS), collectives=calls)).verdicts
+    said = "; rank 0 waits in calls for 99 % of the time, as a master does; ranks 1 to 3 work"
+    assert verdict.evidence[0].endswith(said)
+    assert "compare the workers" in verdict.advice[0]
+
+
 @pytest.mark.parametrize(
     ("ended", "why", "do"),
     [
