@@ -16,7 +16,7 @@ from hindmost_judge.encoding import chosen
 from hindmost_judge.graph import host_paced
 from hindmost_judge.model import RUNNING, Run, Table, rows
 from hindmost_judge.settings import DEFAULT, Settings
-from hindmost_judge.stats.robust import percentile
+from hindmost_judge.stats.robust import average, percentile
 from hindmost_judge.timeline import build_blocks, phases
 from hindmost_judge.timeline.separate_jobs import (
     MembershipChange,
@@ -40,7 +40,7 @@ from hindmost_judge.verdict import (
     wording,
 )
 from hindmost_judge.verdict.intermittent import of_stalls
-from hindmost_judge.verdict.schema import STOPS, Report, Verdict
+from hindmost_judge.verdict.schema import QUIET, STOPS, UNSURE, Report, Verdict
 from hindmost_judge.verdict.slow_ranks import of_links, of_slowdowns
 from hindmost_judge.verdict.stops import of_mismatch, of_parted
 from hindmost_judge.verdict.whole_job import balanced, may_be_slow, step_limit
@@ -282,6 +282,7 @@ def _held_back(case: detect.Case) -> tuple[list[Verdict], list[str]]:
     """Those found before, the verdicts on ranks that are late, and on what else makes steps longer; and notes."""
     run, blocks, settings = case.run, case.blocks, case.settings
     late, notes, by_chance = _late(blocks, settings, case.shared)
+    unsure, late = ([one for one in late if (one.kind in QUIET) == quiet] for quiet in (True, False))
     others, failed = detect.run(detect.load(), replace(case, found=(*case.found, *late)))
     others = may_be_slow(others, {int(blocks.ranks[slowdown.row]) for slowdown in by_chance})
     slow = [stopped.on(one, blocks, settings) for one in [*late, *others] if not _gone(one, run)]
@@ -289,7 +290,7 @@ def _held_back(case: detect.Case) -> tuple[list[Verdict], list[str]]:
     if not any(one.ranks for one in found) and case.shared is None:
         found += _of_most(run, blocks, settings)
     hidden = loading.hidden_input_notes(blocks, found, settings) if not run.incremental else []
-    return found, [*notes, *failed, *hidden]
+    return found or unsure, [*notes, *failed, *hidden]
 
 
 def _late(
@@ -319,9 +320,18 @@ def _late(
     if asking:
         return [*asking, *oversubscribed.other_stalls(asking, stalls, blocks, settings)], notes, by_chance
     named_slowdowns = [slowdown for slowdown in slowdowns if slowdown.row in named]
-    stalls, served = waste.served(stalls, blocks, settings)
-    found += of_stalls(stalls, blocks, settings, slowdowns=named_slowdowns)
-    return found, [*notes, *served], by_chance
+    by_cause = of_stalls(stalls, blocks, settings, slowdowns=named_slowdowns)
+    stalls, served = waste.served(stalls, blocks, by_cause)
+    found += of_stalls(stalls, blocks, settings, slowdowns=named_slowdowns) if served else by_cause
+    dear = [planned.note for planned in served if planned.ms_per_step * 1e6 >= _DEAR * average(blocks.period)]
+    if dear and not found:
+        do = f"see what rank {served[0].ranks[0]} does in these steps"
+        found = [Verdict("balanced", confidence=UNSURE, evidence=tuple(dear), advice=(do,))]
+    return found, [*notes, *(planned.note for planned in served)], by_chance
+
+
+#: What the script may plan clears no rank if it costs this share of the time.
+_DEAR = 0.1
 
 
 #: A host stalls in a smaller share of the steps than this; in more of them it only varies, as hosts do.

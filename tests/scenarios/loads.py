@@ -31,6 +31,7 @@ class Load:
     cpus: int = 0  # of the node, 0: unknown
     jostle: float = 0.0  # ms a step that the scheduler holds up some rank or other, in no counter
     on_node: int = 0  # ranks of each, 0: all
+    sway: float = 0.0  # share by which all ranks take longer, up and down again in 60 steps
     names: list[int] | None = None
     scale: float = 1.0
     faults: list[dict[str, Any]] = field(default_factory=list)
@@ -57,6 +58,8 @@ def own_times(load: Load) -> tuple[np.ndarray[Any, Any], dict[str, np.ndarray[An
         if "scatter" in fault:
             draws = np.random.default_rng([load.seed, 99, fault["rank"]]).standard_normal(load.steps)
             parts["compute"][int(fault["rank"])] += fault["scatter"] * draws * held
+    sway = 1 + load.sway * np.abs(np.sin(np.arange(load.steps) / 20))
+    parts = {name: block * sway for name, block in parts.items()}
     return np.sum(list(parts.values()), axis=0), parts
 
 

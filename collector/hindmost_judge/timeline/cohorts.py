@@ -10,7 +10,9 @@ that median is late itself, ranks on time seem ahead, and late ones on time: the
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -102,6 +104,8 @@ def only_peers(cohort: Ints, late: list[int]) -> list[int]:
 
 #: This share of the ranks, or all but one, keep one pace where work is alike; so many at least of those of a kind.
 _MOST_ALIKE, _FEWEST_ALIKE = 0.75, 3
+#: Steps in which all ranks do less than this share of the usual show no pace.
+_LEAST_PACE = 0.1
 
 
 def of_exchanges(found: Blocks, kind: Ints, cohort: Ints, settings: Settings) -> Blocks:
@@ -112,36 +116,42 @@ def of_exchanges(found: Blocks, kind: Ints, cohort: Ints, settings: Settings) ->
     itself, and so is each where some that do the same do not keep one. What grows on all ranks is no delay.
     """
     least = settings.effect(len(cohort)) * found.step_ns
-    usual = np.array([_usual(own, least, settings) for own in found.self_time])
+    common = np.maximum(_pace(found.self_time, median(found.self_time, axis=1), partial(median, axis=0)), _LEAST_PACE)
+    usual = np.array([_usual(own, least, settings) for own in found.self_time / common])
     if len(cohort) > _PAIR or len(np.unique(cohort)) > 1:
         cohort = _where_most_keep_pace(usual, kind, cohort)
     if (cohort == cohort[0]).all() and cohort[0] >= 0:
         return found
     alone = cohort < 0
-    works = np.where(usual > _SAME_PACE * usual.max(), usual, np.nan)  # others show nothing of what grows
-    expected = usual[:, None] * np.nan_to_num(peers_median(found.self_time / works[:, None]), nan=1.0)
+    expected = usual[:, None] * _pace(found.self_time, usual, peers_median)
     delay = np.where(alone[:, None], found.self_time - expected, beyond_peers(found.self_time, cohort))
     period = _of_last(found) if alone.any() else found.period
     found = found.by_delay(delay, period=period, cohort=cohort, alone=alone, kind=kind)
     return replace(found, intervals=found.intervals + np.where(alone, usual - usual.max(), 0.0)[:, None])
 
 
+def _pace(self_time: Floats, usual: Floats, typical: Callable[..., Floats]) -> Floats:
+    """How much longer than ``usual`` [R] the ``typical`` rank works in each step, of those that show it."""
+    works = np.where(usual > _SAME_PACE * usual.max(), usual, np.nan)
+    return np.nan_to_num(typical(self_time / works[:, None]), nan=1.0)
+
+
 def _where_most_keep_pace(usual: Floats, kind: Ints, cohort: Ints) -> Ints:
     """[R] cohort of each rank, -1 of one that is alone; ``usual`` [R] is its self time."""
 
-    def of_one_pace(rows: Ints, fewest: int) -> Ints:
+    def of_one_pace(rows: Ints) -> Ints:
         """The most of these that are as fast as one of them, if these are most of them."""
         near = np.abs(usual[rows] / np.maximum(usual[rows], 1.0)[:, None] - 1) <= _SAME_PACE
         largest = near[int(np.argmax(near.sum(axis=1)))]
-        return rows[largest] if largest.sum() >= max(fewest, min(_MOST_ALIKE * len(rows), len(rows) - 1)) else rows[:0]
+        return rows[largest] if largest.sum() >= max(2, min(_MOST_ALIKE * len(rows), len(rows) - 1)) else rows[:0]
 
-    several, together = (cohort != cohort[0]).any(), of_one_pace(np.arange(len(usual)), 2)
+    several, together = (cohort != cohort[0]).any(), of_one_pace(np.arange(len(usual)))
     if len(together) and not several and len(np.unique(kind[together])) >= min(len(np.unique(kind)), 2):
         return np.zeros_like(cohort)
     found = np.full_like(cohort, -1)
     for names in (cohort, kind) if several else (kind,):
         groups = [rows for name in np.unique(names) if len(rows := np.flatnonzero(names == name)) >= _FEWEST_ALIKE]
-        for rows in groups if all(len(of_one_pace(rows, _FEWEST_ALIKE)) for rows in groups) else ():
+        for rows in groups if all(len(of_one_pace(rows)) for rows in groups) else ():
             found[rows] = rows[0]
     return found
 

@@ -199,12 +199,16 @@ _EXPLAINS = 0.5
 
 
 def last_rank_notes(blocks: Blocks, found: Sequence[Verdict], notes: Sequence[str] = ()) -> list[str]:
-    """A sentence on each rank that comes last in most collectives and is in no verdict and not ``told`` of yet."""
+    """A sentence on each rank that comes last in most collectives and is in no verdict and not ``told`` of yet.
+
+    None on ranks that alone do their work: nothing shows whether it is longer than it should be.
+    """
     if blocks.joined is None or len(blocks.ranks) < 2:
         return []
     named = [rank for verdict in found for rank in (*verdict.ranks, *verdict.victims)]
     often, caused = mean(blocks.last), or_zero(mean(blocks.caused))
-    rows = np.flatnonzero((often > _LAST) & ~np.isin(blocks.ranks, named))
+    alone = False if blocks.alone is None else blocks.alone
+    rows = np.flatnonzero((often > _LAST) & ~np.isin(blocks.ranks, named) & ~np.asarray(alone))
     lines = [f"{line} " for line in (*notes, *(line for verdict in found for line in verdict.evidence))]
     rows = rows[[not any(f"rank {int(blocks.ranks[row])} " in line for line in lines) for row in rows]]
     rows = rows[np.argsort(-often[rows], kind="stable")][:_MOST]

@@ -595,7 +595,8 @@ def balanced(
         who = f"rank {int(blocks.ranks[latest])} is suspected: it is last in {percent(often)} of collectives"
         found, sure = [f"{who}; others wait {ms(caused)} per step for it, typically less"], False
     if blocks.alone is not None and blocks.alone.any():
-        found, sure = _among_alone(blocks, blocks.alone, max(_MUCH, least) * blocks.step_ns) or found, False
+        found = _among_alone(blocks, blocks.alone, max(_MUCH, least) * blocks.step_ns)
+        found, sure = found or ["ranks differ in work: which is slow is not known"], False
     if needs is not None:
         row, most = _most(needs)
         usual = float(median(needs.self_time))

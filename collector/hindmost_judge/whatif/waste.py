@@ -15,7 +15,6 @@ from typing import NamedTuple
 import numpy as np
 
 from hindmost_judge.blocks import Blocks, Stalls
-from hindmost_judge.causes import table
 from hindmost_judge.encoding import is_constant
 from hindmost_judge.model import AMOUNTS, OTHER, PHASES, Run, Table, rows
 from hindmost_judge.settings import Settings
@@ -332,22 +331,24 @@ _OF_WORK = ("unknown", "io", "checkpoint")
 _MOST, _CHANCE = 0.8, 0.002
 
 
-def served(stalls: list[Stalls], blocks: Blocks, settings: Settings) -> tuple[list[Stalls], list[str]]:
-    """The stalls that are no work of the first rank for the others, as saving is, and notes on what is.
+def served(stalls: list[Stalls], blocks: Blocks, found: Sequence[Verdict]) -> tuple[list[Stalls], list[Planned]]:
+    """The stalls that are no work of the first rank for the others, as saving is, and what is.
 
-    The script plans such work by the step, or by the clock, and marks it rarely.
+    The script plans such work by the step, or by the clock, and marks it rarely. What was ``found`` on all the stalls
+    has their causes.
     """
-    left, notes = [], []
+    left, planned = [], []
+    for_others = any(blocks.ranks[0] in one.ranks and one.cause in _OF_WORK for one in found)
     for one in stalls:
         begins = blocks.steps[one.stalled[np.diff(one.stalled, prepend=-2) > 1]]
-        regular = one.rows == (0,) and (_counted(begins) or wording.every(blocks, one.stalled))
-        if regular and table.explain(blocks, 0, one.stalled, settings).cause in _OF_WORK:
+        if for_others and one.rows == (0,) and (_counted(begins) or wording.every(blocks, one.stalled)):
             due = np.where(np.isin(np.arange(len(blocks.steps)), one.stalled), one.delay, 0.0)[None]
             saved = float(stall_saving(blocks, one.rows, one.stalled).mean())
-            notes.append(_note(blocks, np.array([0]), saved, due, _PAUSES))
+            note = _note(blocks, np.array([0]), saved, due, _PAUSES)
+            planned.append(Planned((int(blocks.ranks[0]),), saved / 1e6, None, note))
         else:
             left.append(one)
-    return left, notes
+    return left, planned
 
 
 def _counted(at: Ints) -> bool:

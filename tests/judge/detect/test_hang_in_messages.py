@@ -73,7 +73,7 @@ def test_a_deadlock_costs_all_that_stand_in_it() -> None:
     """Its ranks wait for each other, and others for them: 30 s each."""
     run = standing((0, "recv", 1, False), (1, "recv", 0, False), (2, "recv", 1, False), in_collective=(3,))
     report = judge(run).to_dict()
-    assert of_verdict(report["verdicts"][0]).cost == "4 ranks waited 2.0 min in all"
+    assert of_verdict(report["verdicts"][0]).cost == "4 ranks waited 30.0 s on average"
 
 
 def test_a_collective_of_messages_names_who_entered_none() -> None:
