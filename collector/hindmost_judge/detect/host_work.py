@@ -96,11 +96,14 @@ def find_delays(lanes: Lanes, least: float, large: float) -> list[Delay]:
         doubt[waits] = lanes.doubt
         if lanes.wait.lag == 0:  # what may be a wait proves no delay
             behind[waits] -= lanes.host[waits] - lanes.least[waits]
-    for phase, behind_peers in enumerate(behind):
+    steady = [_at_even_speed(behind, phase, waits) if phase != waits else None for phase in range(len(behind))]
+    drift = any(one is not None for one in steady)
+    for phase, (behind_peers, even) in enumerate(zip(behind, steady, strict=True)):
         threshold = np.hypot(least, doubt[phase])  # noise and a wrong level add up only by chance
-        steady = _at_even_speed(behind, phase, waits) if phase != waits else None
-        sharp = [] if steady is None else list(_delays(steady, lanes.cohort, phase, threshold, large, steady=True))
-        blurred = _delays(behind_peers, lanes.cohort, phase, threshold, large)
+        sharp = [] if even is None else list(_delays(even, lanes.cohort, phase, threshold, large, steady=True))
+        # Where a delay is, shows without drift; how large it is, with it: a core slower throughout is no drift.
+        sharp = [one._replace(level=float(behind_peers[one.row, one.first : one.stop].mean())) for one in sharp]
+        blurred = _delays(behind_peers, lanes.cohort, phase, threshold, large, drift=drift)
         delays += [*sharp, *(one for one in blurred if not any(_overlap(one, other) for other in sharp))]
     delays = [net for delay in delays if not _may_be_wait(lanes, delay) for net in _net(lanes, delay, least)]
     largest_first = sorted(delays, key=lambda delay: -delay.level * (delay.stop - delay.first))
@@ -131,7 +134,14 @@ def _overlap(one: Delay, other: Delay) -> bool:
 
 
 def _delays(
-    behind_peers: Floats, cohort: Ints, phase: int, threshold: Floats, large: float, turn: int = 1, steady: bool = False
+    behind_peers: Floats,
+    cohort: Ints,
+    phase: int,
+    threshold: Floats,
+    large: float,
+    turn: int = 1,
+    steady: bool = False,
+    drift: bool = False,
 ) -> Iterator[Delay]:
     """The persistent delays of all ranks in one phase, from those in each step [R, S]; ``threshold`` [R] ns counts.
 
@@ -139,7 +149,7 @@ def _delays(
     """
     for row in np.flatnonzero(_block_means(behind_peers).max(axis=1) >= threshold).tolist():
         peers = np.flatnonzero((cohort == cohort[row]) & (np.arange(len(cohort)) != row))
-        yield from _delays_of_rank(behind_peers, row, peers, phase, float(threshold[row]), large, turn, steady)
+        yield from _delays_of_rank(behind_peers, row, peers, phase, float(threshold[row]), large, turn, steady, drift)
 
 
 def _may_be_wait(lanes: Lanes, delay: Delay) -> bool:
@@ -193,7 +203,15 @@ def _block_means(behind_peers: Floats) -> Floats:
 
 
 def _delays_of_rank(
-    behind_peers: Floats, row: int, peers: Ints, phase: int, least: float, large: float, turn: int, steady: bool
+    behind_peers: Floats,
+    row: int,
+    peers: Ints,
+    phase: int,
+    least: float,
+    large: float,
+    turn: int,
+    steady: bool,
+    drift: bool,
 ) -> Iterator[Delay]:
     """The persistent delays of one rank in one phase, from the delays of all in each step [R, S]; all in ns.
 
@@ -213,9 +231,10 @@ def _delays_of_rank(
         level = float(series[first:stop].mean())
         differ = spread(median(behind_peers[peers, first:stop], axis=1)) if cohort else 0.0
         lasts_long = level >= large and stop - first >= shortest  # hosts drift by less, or not for as long
-        drift = least_noise if lasts_long else sigma
-        z = level / float(np.hypot(drift / np.sqrt(stop - first), differ))
-        enough = _MIN_STEPS if level >= large and stop == len(series) else shortest  # what has ended may be drift
+        varies = least_noise if lasts_long else sigma
+        z = level / float(np.hypot(varies / np.sqrt(stop - first), differ))
+        ended = drift and stop < len(series)  # and may have been drift
+        enough = _MIN_STEPS if level >= large and not ended else shortest
         if level >= least and z >= _MIN_Z and stop - first >= enough:
             yield Delay(row, phase, first, stop, level, z)
 

@@ -307,6 +307,24 @@ def test_a_slow_core_is_one_slowdown() -> None:
     assert (found.row, found.level / MS) == (1, pytest.approx(0.25 * 39.0, rel=0.1))
 
 
+@pytest.mark.parametrize(("ranks", "seed"), [(2, 0), (8, 1)])
+def test_what_a_slow_core_costs_is_found_although_cores_drift(ranks: int, seed: int) -> None:
+    """One host takes 30 % longer for everything; each core is up to 15 % slower for tens of steps."""
+    own = work(ranks, 500, noise=0.05, seed=seed)
+    own *= 1.0 + 0.15 * np.repeat(np.random.default_rng(seed).random((ranks, 25)), 20, axis=1)
+    own[:, 1] *= 1.3
+    (found,) = host_work.find_delays(self_time.build_lanes(run(own, 5.0, waits="step")), 0.8 * MS, 8 * MS)
+    assert (found.row, found.level / MS) == (1, pytest.approx(0.3 * 39.0, rel=0.2))
+
+
+def test_a_large_delay_that_ended_is_found_where_cores_do_not_drift() -> None:
+    """One of two hosts takes 12 ms longer in 30 of 500 steps."""
+    own = work(2, 500)
+    own[FORWARD, 1, 160:190] += 12.0
+    (found,) = host_work.find_delays(self_time.build_lanes(run(own, 5.0, waits="step")), 0.8 * MS, 8 * MS)
+    assert (found.row, found.first, found.stop) == (1, pytest.approx(160, abs=3), pytest.approx(190, abs=3))
+
+
 def test_a_slow_host_that_pauses_for_a_dozen_steps_is_found_once() -> None:
     """One of two hosts is 6 ms slower, and 3 ms faster for 12 of 260 steps."""
     own = work(2, 260)
