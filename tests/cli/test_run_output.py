@@ -1,5 +1,6 @@
 """What `hindmost run` hears of its daemons, and says of verdicts while the job writes to the same terminal."""
 
+import json
 import os
 import shlex
 import subprocess
@@ -224,3 +225,17 @@ def test_a_printed_command_can_be_typed(
     else:
         assert found == ([sys.executable, "-m", "hindmost"] if module else [str(script)])
     assert subprocess.run([*found, "--version"], check=True, capture_output=True).stdout
+
+
+@pytest.mark.parametrize(("ranks", "offered"), [([1], ["1-trace-0-5.json and 1 more"]), ([], [])])
+def test_only_traces_of_ranks_that_the_report_names_are_offered(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], ranks: list[int], offered: list[str]
+) -> None:
+    """A verdict that was over before the job ended left its trace."""
+    (tmp_path / "stacks").mkdir()
+    for name in ("0-trace-0-5.json", "1-trace-0-5.json", "1-trace-9-14.json"):
+        (tmp_path / "stacks" / name).touch()
+    (tmp_path / "report.json").write_text(json.dumps({"verdicts": [{"ranks": ranks}]}))
+    run.say_files(tmp_path)
+    said = capsys.readouterr().err
+    assert [line.partition("stacks/")[2].partition(" on ")[0] for line in said.splitlines()] == offered

@@ -186,7 +186,7 @@ def _observed(session: Session, tell: Callable[[Mapping[str, Any]], None]) -> in
         said = session.finish(returncode, _say)
         with contextlib.suppress(OSError):  # the terminal is gone; report.json has the verdict
             show(session.directory, said)
-            _say_files(session.directory)
+            say_files(session.directory)
     except KeyboardInterrupt:
         session.abandon()
         again = f"{stdio.program()} report {_short(session.directory)}"
@@ -254,11 +254,12 @@ def show(directory: Path, said: str) -> None:
     stdio.say(shown.rstrip("\n") + "\n")
 
 
-def _say_files(directory: Path) -> None:
-    """Say where the page of the report is, and event traces where there are some."""
+def say_files(directory: Path) -> None:
+    """Say where the page of the report is, and event traces of ranks that it names."""
     if (directory / "report.html").exists():
         _say(f"report {_short(directory / 'report.html')}")
-    traces = sorted(directory.glob("stacks/*-trace-*.json"))
+    named = {rank for verdict in (_written(directory) or {}).get("verdicts", ()) for rank in verdict["ranks"]}
+    traces = [trace for rank in sorted(named) for trace in sorted(directory.glob(f"stacks/{rank}-trace-*.json"))]
     if traces:
         more = f" and {len(traces) - 1} more" if traces[1:] else ""
         whose = f"a timeline of the calls of rank {traces[0].name.partition('-')[0]} in slow steps"
