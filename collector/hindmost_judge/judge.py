@@ -96,7 +96,7 @@ def _of_those_that_meet(run: Run, settings: Settings) -> Report:
     found = missing_ranks.without_doubtful_forwards(inconclusive.despite_exchanges(found, run, blocks), run, blocks)
     found = inconclusive.without_lost_leads(found, blocks)
     if not found:
-        found.append(_nothing(run, blocks, settings))
+        found.append(_nothing(run, stops.without_stalls(blocks, stalls), settings))
     found = stops.with_ended_stalls(missing_ranks.with_missing_ranks(found, run, blocks), stalls, run)
     slower = all_slower.find_slowed(blocks, found) if blocks is not None and stop is None else None
     found = all_slower.with_slowed(found, slower)

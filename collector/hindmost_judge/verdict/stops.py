@@ -221,6 +221,21 @@ def find_ended_stalls(run: Run, blocks: Blocks | None, settings: Settings) -> tu
     return tuple(stall for _, stall in found), [*start_up, *sentences]
 
 
+#: Share of a stall that others wait in one step for its rank: that wait is the stall.
+_THE_STALL = 0.9
+
+
+def without_stalls(blocks: Blocks | None, stalls: Sequence[Stall]) -> Blocks | None:
+    """The same without what ranks wait in stalls, which is said of these."""
+    if blocks is None or not stalls:
+        return blocks
+    caused = blocks.caused.copy()
+    for stall in stalls:
+        its = np.isin(blocks.ranks, stall.ranks)[:, None]
+        caused[its & (caused >= _THE_STALL * 1e9 * (stall.until_s - stall.since_s))] = 0.0
+    return replace(blocks, caused=caused)
+
+
 def with_ended_stalls(found: list[Verdict], stalls: Sequence[Stall], run: Run) -> list[Verdict]:
     """A job with a stall is no job without anything to act on, however even its other steps are.
 

@@ -536,6 +536,8 @@ OLDER = "steps before"
 _MANY_TRANSFERS = 0.05
 #: A smaller typical delay, as a share of the step, is negligible.
 _NOTHING = 0.02
+#: Of a smaller one no rank is named, however large a part of its own work it is.
+_UNNAMED = 0.01
 #: A larger one is too much to call the job balanced.
 _MUCH = 0.05
 #: CPUs that two threads share give one of them up to a third less: a rank that needs more does not for its CPU.
@@ -605,6 +607,7 @@ def balanced(
         needy = f"ranks need the same {work}, within {percent(beyond)}"
         if beyond >= _SAME:
             needy = f"{who} needs {percent(beyond)} more {work} than its peers: negligible"
+            needy = needy if most >= _UNNAMED * blocks.step_ns else f"ranks need the same {work}, within {ms(most)}"
         on_shared, sure = _last_on_shared_cpus(blocks, last, queued=queued)
         found = [needy, *([on_shared] if on_shared else [])]
         if beyond >= _FOR_ITS_CPU and most >= _NOTHING * blocks.step_ns:  # a large part of nothing costs nothing

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hindmost_collector.ingest.chunk import from_rows
 from hindmost_collector.report.verdict_lines import of_verdict, with_rendered
+from hindmost_judge.encoding import joined
 from hindmost_judge.judge import judge
 from hindmost_judge.model import Run
 from hindmost_judge.verdict.schema import Verdict
@@ -35,7 +36,8 @@ def sampled(run: Run, stopped: dict[int, Iterable[float]], times: Iterable[float
     ]
     node, name, labels, time, value = (np.array(column) for column in zip(*rows, strict=True))
     table = {"node": node, "name": name, "labels": labels, "time_ns": (time * SECOND).astype(np.int64)}
-    return replace(run, metrics=table | {"value": value.astype(np.float64)})
+    table["value"] = value.astype(np.float64)
+    return replace(run, metrics={name: joined([run.metrics[name], new]) for name, new in table.items()})
 
 
 def hung(ranks: tuple[int, ...], seconds: range, missing: tuple[int, ...] = (2,), **job: Any) -> Verdict:
@@ -98,10 +100,10 @@ def test_another_rank_s_stop_is_evidence_beside_the_missing_rank() -> None:
     assert "rank 3 was stopped (SIGSTOP, or a debugger) for at least 29.0 s" in verdict.evidence
 
 
-def paused(stopped: bool) -> Run:
+def paused(stopped: bool, cpus: int = 0) -> Run:
     """A job of 10 ms steps in which rank 1 is off the CPU for 20 s, once, and samples of its state."""
     fault = {"rank": 1, "blocked": 20_000.0, "from": 40, "until": 41}
-    run = make(Load(ranks=3, steps=60, noise=0.0, compute=9.7, faults=[fault]))
+    run = make(Load(ranks=3, steps=60, noise=0.0, compute=9.7, faults=[fault], cpus=cpus))
     began = int((run.collectives["start_ns"] - run.collectives["self_ns"]).min())
     ended = int(run.collectives["start_ns"].max())
     run = replace(run, job=replace(run.job, started_ns=began, ended_ns=ended), ranks=run.ranks | {"pid": np.arange(3)})
@@ -119,6 +121,12 @@ def test_a_stall_says_that_its_rank_was_stopped() -> None:
     assert "; rank 1 was stopped (SIGSTOP, or a debugger); 2 ranks waited for rank 1" in shown["why"][0]
     assert shown["do"][0].startswith("find what stopped rank 1 on node0: ")
     assert report["job"]["stalls"][0]["stopped_s"] == {"1": 18.0}
+
+
+def test_what_a_stop_explains_is_told_once_on_shared_cpus() -> None:
+    """The wait for the stopped rank is no sign that it is late."""
+    (verdict,) = judge(paused(stopped=True, cpus=2)).verdicts
+    assert [line.partition(",")[0] for line in verdict.evidence] == ["20.0 s without progress"]
 
 
 def test_a_stall_whose_rank_was_seen_running_is_not_called_a_stop() -> None:
