@@ -16,7 +16,7 @@ from hindmost_judge.encoding import chosen
 from hindmost_judge.graph import host_paced
 from hindmost_judge.model import RUNNING, Run, Table, rows
 from hindmost_judge.settings import DEFAULT, Settings
-from hindmost_judge.stats.robust import average, percentile
+from hindmost_judge.stats.robust import average, median, percentile
 from hindmost_judge.timeline import build_blocks, phases
 from hindmost_judge.timeline.separate_jobs import (
     MembershipChange,
@@ -378,7 +378,10 @@ def _at_home(verdict: Verdict, run: Run, blocks: Blocks) -> Verdict:
     """With the node where a verdict names all of its ranks, and with what to do there."""
     whole = wording.whole_nodes(run, verdict.ranks) if verdict.kind in ("straggler", "intermittent") else []
     run = replace(run, stacks=_stacks_meanwhile(verdict, run, blocks)) if rows(run.stacks) else run
-    return advice.on(replace(verdict, evidence=(*verdict.evidence, *whole)), run)
+    off, usual = blocks.parts.get("self_blocked"), 0.0
+    if off is not None and len(others := off[~np.isin(blocks.ranks, verdict.ranks)]):
+        usual = float(np.nan_to_num(median(others))) / blocks.step_ns
+    return advice.on(replace(verdict, evidence=(*verdict.evidence, *whole)), run, usual=usual)
 
 
 def _gone(verdict: Verdict, run: Run) -> bool:

@@ -14,7 +14,7 @@ import numpy as np
 
 from hindmost_judge.blocks import Blocks, CpuBinding, Sharing
 from hindmost_judge.causes import cpu_wait
-from hindmost_judge.causes.table import FILES
+from hindmost_judge.causes.table import FILES, OFF
 from hindmost_judge.causes.telemetry import Metrics, once_a_run, typical
 from hindmost_judge.encoding import codes
 from hindmost_judge.model import Run
@@ -23,8 +23,6 @@ from hindmost_judge.types import Floats
 
 #: Evidence of blocks that hold needed time instead of a delay.
 NEEDS = "needs"
-#: Evidence of blocks that hold off-CPU time instead of a delay.
-OFF = "off the CPU"
 #: Parts of a step that are the scheduler's doing where CPUs are shared.
 _WAITING = ("self_runqueue", "self_blocked", "runqueue")
 #: A quota matters that stops its group for this share of the time.

@@ -64,6 +64,10 @@ _GPU_FIRST = (*_SYSTEM, "compute", "input", "h2d")
 _ON_GPU = {"gpu_forward", "gpu_backward", "gpu_optimizer"}
 
 
+#: Evidence of blocks that hold off-CPU time instead of a delay.
+OFF = "off the CPU"
+
+
 @dataclass(frozen=True)
 class Cause:
     """``cause`` explains the fraction ``explained`` of the delay; with ``unknown``, ``partial`` explains most.
@@ -191,12 +195,13 @@ def _measured(blocks: Blocks, row: int, columns: Array, between: float) -> dict[
         if phase in parts:
             found[phase] = excess_of(parts[phase], row, columns)
     if "self_cpu" in parts:
-        found |= _of_processor(blocks, row, columns, parts["self_cpu"], parts.get("self_runqueue"))
+        if blocks.evidence != OFF:  # a delay off the CPU has no part in which it computed, or queued
+            found |= _of_processor(blocks, row, columns, parts["self_cpu"], parts.get("self_runqueue"))
         if "self_blocked" in parts or any(name in parts for name in FILES):
             blocked = parts.get("self_blocked", np.zeros_like(parts["self_cpu"]))
             found |= _of_files(blocks, row, columns, excess_of(blocked, row, columns), found)
             if "self_runqueue" in parts:
-                _charge_late(blocks, row, columns, found)
+                _charge_late(blocks, row, columns, found, excess_of(parts["self_runqueue"], row, columns))
         return found
     if "runqueue" in parts:
         queue = parts["runqueue"]  # the probe samples it in some steps only; the others are unknown
@@ -288,16 +293,15 @@ def _of_threads(blocks: Blocks, row: int, columns: Array, found: dict[str, float
     return float(min(waited, late))
 
 
-def _charge_late(blocks: Blocks, row: int, columns: Array, found: dict[str, float]) -> None:
-    """Count time off the CPU as waiting for one as far as the whole process is known to have waited.
+def _charge_late(blocks: Blocks, row: int, columns: Array, found: dict[str, float], queued: float) -> None:
+    """Count time off the CPU as waiting for one as far as the process is known to have waited, beyond what ``queued``.
 
     The kernel charges a wait when it pleases, above all of a control group that is out of its quota.
     """
     unknown = max(found.get("blocked", 0.0), 0.0)
-    queued = max(found.get("cpu_contention", 0.0), 0.0)
-    late = min(unknown, max(_of_threads(blocks, row, columns, found) - queued, 0.0))
+    late = min(unknown, max(_of_threads(blocks, row, columns, found) - max(queued, 0.0), 0.0))
     if late > 0:
-        found["blocked"], found["cpu_contention"] = unknown - late, queued + late
+        found["blocked"], found["cpu_contention"] = unknown - late, max(found.get("cpu_contention", 0.0), 0.0) + late
 
 
 def _like_peers(blocks: Blocks, row: int, columns: Array) -> float:

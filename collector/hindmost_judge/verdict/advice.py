@@ -118,10 +118,11 @@ def _gpu(name: str) -> str:
     return index[1] if index else name if _UUID.fullmatch(name) else ""
 
 
-def on(found: Verdict, run: Run, *, storage: bool = False) -> Verdict:
+def on(found: Verdict, run: Run, *, storage: bool = False, usual: float = 0.0) -> Verdict:
     """The verdict with what to do about late ranks, slow transfers and slow input; others say it themselves.
 
-    ``storage``: ranks with late input were seen to read from storage.
+    ``storage``: ranks with late input were seen to read from storage. ``usual``: share of a step that the others are
+    off the CPU between collectives.
     """
     if found.cause == "network":
         return replace(found, advice=(of_transfers(run, found.ranks),))
@@ -136,7 +137,7 @@ def on(found: Verdict, run: Run, *, storage: bool = False) -> Verdict:
         where = replace(where, quota=cpu_sharing.own_quota(run, found.ranks[0]))
     off = {}
     if found.cause == "unknown" and found.partial == "blocked":
-        off = stacks.off_cpu(run, found.ranks[:_NAMED], found.cost_ratio or 0.0)
+        off = stacks.off_cpu(run, found.ranks[:_NAMED], found.cost_ratio or 0.0, usual)
     others = [rank for rank in found.ranks if rank not in off]
     do = [_see(run, rank, *seen) for rank, seen in off.items()]
     do += [of_cause(cause, place(run, others) if off else where) for cause in causes if others or not off]

@@ -402,7 +402,8 @@ def _shown_off_cpu(one: Verdict, stalls: list[Stalls], off: Blocks, fair_share: 
         return None
     least = min(shown, key=lambda each: each[0])
     slept, others = map(ms, least)
-    sentence = f"its main thread slept or was blocked for {slept} per step; its other threads used {others} of CPU"
+    per = "in such a step" if one.kind == "intermittent" else "per step"
+    sentence = f"its main thread slept or was blocked for {slept} {per}; its other threads used {others} of CPU"
     return _Slept(replace(one, evidence=(*one.evidence, sentence)), rows, columns, ns)
 
 

@@ -33,11 +33,12 @@ def source_line(stack: str) -> str:
     return frame[2] if frame[1] == "<module>" else f"{frame[2]}, in {frame[1]}()"
 
 
-def off_cpu(run: Run, ranks: Sequence[int], delay: float) -> dict[int, tuple[str, str]]:
+def off_cpu(run: Run, ranks: Sequence[int], delay: float, usual: float) -> dict[int, tuple[str, str]]:
     """Rank to the line at which it mostly is off the CPU, and in how many stacks: ``9 of 16 stacks``.
 
-    A line inside of recorded calls shows where the rank waits for others, and one of few stacks no ``delay``, which is
-    a share of the step. Without recorded calls none is known.
+    A line inside of recorded calls shows where the rank waits for others. One whose share of the stacks is nearer to
+    the ``usual`` share of a step that peers are off the CPU is theirs, too; others have the ``delay``, a share of the
+    step, alone or next to it. Without recorded calls none is known.
     """
     found = {}
     calls = chosen(run.collectives, (run.collectives["flags"] & (GPU_TIME | NONBLOCKING)) == 0)
@@ -55,6 +56,10 @@ def off_cpu(run: Run, ranks: Sequence[int], delay: float) -> dict[int, tuple[str
                 lines[source_line(frames)] += 1
                 in_calls[source_line(frames)] += before > 0 and at < ends[before - 1]
         own = Counter({line: often for line, often in lines.items() if in_calls[line] <= _IN_CALLS * often})
+        for line, often in list(own.items()):
+            share = often / len(read)
+            if abs(share - usual) < min(abs(share - delay), abs(share - delay - usual)):
+                del own[line]
         line, often = max(own.items(), key=lambda one: one[1], default=("", 0))
         if often >= max(_ENOUGH, delay / 2) * len(read) and 2 * often > own.total():
             found[rank] = line, f"{often} of {len(read)} stacks"

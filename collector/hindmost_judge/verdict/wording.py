@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from hindmost_judge.blocks import Blocks, Slowdown, SlowLink, SlowNetwork, Stalls
-from hindmost_judge.causes.cpu_sharing import NEEDS, OFF
-from hindmost_judge.causes.table import FILES, MEASURES, NOW_AND_THEN, Cause
+from hindmost_judge.causes.cpu_sharing import NEEDS
+from hindmost_judge.causes.table import FILES, MEASURES, NOW_AND_THEN, OFF, Cause
 from hindmost_judge.model import OTHER, Run
 from hindmost_judge.stats.robust import average, median, or_zero
 from hindmost_judge.types import Array, Floats, Ints

@@ -1,5 +1,6 @@
 """Ranks that are late on shared CPUs without queueing for one, and sets of ranks that train in parallel."""
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -150,6 +151,30 @@ def test_a_line_is_named_only_by_enough_stacks(seen: tuple[str, ...]) -> None:
     (found,) = judge(stacked(crowded(0.2, 0.21), *seen)).verdicts
     assert "stacks" not in " ".join(found.evidence)
     assert found.advice[0].startswith("see what rank 1 does on node0")
+
+
+@pytest.mark.parametrize(("its", "line"), [(4, "train.py:9, in load() in 4 of 15 stacks"), (0, "")])
+def test_a_line_at_which_all_ranks_sleep_is_not_where_one_is_late(its: int, line: str) -> None:
+    """All sleep 60 ms at line 5, rank 1 another 50: as many of its stacks are there as of 60 in 110 ms."""
+    asleep = [{"rank": rank, "blocked": 110.0 if rank == 1 else 60.0} for rank in range(4)]
+    run = replace(make(Load(steps=120, compute=0.1, transfer=0.3, faults=asleep)), metrics=_threads_rest())
+    seen = [*["idle at 5"] * 9, *["active at 3"] * (7 - its), *["idle at 9"] * its]
+    (found,) = judge(stacked(run, *seen)).verdicts
+    assert (found.ranks, found.partial) == ((1,), "blocked")
+    said = [one for one in found.evidence if "stacks" in one]
+    assert said == ([f"rank 1 was off the CPU at {line}"] if line else [])
+
+
+def test_the_parts_of_a_delay_off_the_cpu_are_off_the_cpu() -> None:
+    """In its stalls a rank also computes and queues, which is no part of the 800 ms that it sleeps in each."""
+    stall = {"rank": 1, "blocked": 800.0, "compute": 180.0, "runqueue": 350.0}
+    faults = [stall | {"from": at, "until": at + 1} for at in range(20, 200, 25)]
+    asleep = [{"rank": rank, "blocked": 80.0} for rank in range(4)]
+    run = replace(make(Load(steps=200, compute=0.1, transfer=0.3, faults=asleep + faults)), metrics=_threads_rest())
+    (found,) = judge(run).verdicts
+    assert (found.kind, found.ranks, found.cause, found.partial) == ("intermittent", (1,), "unknown", "blocked")
+    assert re.fullmatch(r"8\d\d ms delay in such a step, all of it off the CPU", found.evidence[1])
+    assert any(re.search(r"was blocked for 8\d\d ms in such a step", one) for one in found.evidence)
 
 
 def test_where_a_rank_waits_for_others_is_not_where_it_is_late() -> None:
