@@ -98,9 +98,13 @@ def find_delays(lanes: Lanes, least: float, large: float) -> list[Delay]:
             behind[waits] -= lanes.host[waits] - lanes.least[waits]
     steady = [_at_even_speed(behind, phase, waits) if phase != waits else None for phase in range(len(behind))]
     drift = any(one is not None for one in steady)
-    for phase, (behind_peers, even) in enumerate(zip(behind, steady, strict=True)):
+    for phase, (behind_peers, net_of_drift) in enumerate(zip(behind, steady, strict=True)):
         threshold = np.hypot(least, doubt[phase])  # noise and a wrong level add up only by chance
-        sharp = [] if even is None else list(_delays(even, lanes.cohort, phase, threshold, large, steady=True))
+        sharp = (
+            []
+            if net_of_drift is None
+            else list(_delays(net_of_drift, lanes.cohort, phase, threshold, large, steady=True))
+        )
         # Where a delay is, shows without drift; how large it is, with it: a core slower throughout is no drift.
         sharp = [one._replace(level=float(behind_peers[one.row, one.first : one.stop].mean())) for one in sharp]
         blurred = _delays(behind_peers, lanes.cohort, phase, threshold, large, drift=drift)
