@@ -116,6 +116,7 @@ def of_exchanges(found: Blocks, kind: Ints, cohort: Ints, settings: Settings) ->
     itself, and so is each where some that do the same do not keep one. What grows on all ranks is no delay.
     """
     least = settings.effect(len(cohort)) * found.step_ns
+    found = replace(found, period=_of_last(found))
     common = np.maximum(_pace(found.self_time, median(found.self_time, axis=1), partial(median, axis=0)), _LEAST_PACE)
     usual = np.array([_usual(own, least, settings) for own in found.self_time / common])
     if len(cohort) > _PAIR or len(np.unique(cohort)) > 1:
@@ -125,8 +126,7 @@ def of_exchanges(found: Blocks, kind: Ints, cohort: Ints, settings: Settings) ->
     alone = cohort < 0
     expected = usual[:, None] * _pace(found.self_time, usual, peers_median)
     delay = np.where(alone[:, None], found.self_time - expected, beyond_peers(found.self_time, cohort))
-    period = _of_last(found) if alone.any() else found.period
-    found = found.by_delay(delay, period=period, cohort=cohort, alone=alone, kind=kind)
+    found = found.by_delay(delay, cohort=cohort, alone=alone, kind=kind)
     return replace(found, intervals=found.intervals + np.where(alone, usual - usual.max(), 0.0)[:, None])
 
 
