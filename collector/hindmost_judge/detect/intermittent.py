@@ -19,7 +19,7 @@ from hindmost_judge.blocks import Blocks, Slowdown, Stalls
 from hindmost_judge.causes import loading, stopped
 from hindmost_judge.settings import Settings
 from hindmost_judge.stats import recurring_events
-from hindmost_judge.stats.recurring_events import tail
+from hindmost_judge.stats.recurring_events import begins, tail
 from hindmost_judge.stats.robust import FEW_RANKS, MAD_TO_SIGMA, median, or_zero
 from hindmost_judge.timeline import cohorts
 from hindmost_judge.timeline.cohorts import behind_early_ranks
@@ -282,7 +282,7 @@ def _of_one_kind(late: Floats, steps: Ints, settings: Settings) -> Ints:
     large = np.sort(steps[late[steps] >= _ALIKE * typical])
     one = Stalls((), large, float(np.median(late[large])), 1.0)
     most = late[large].sum() >= settings.min_stall_share * sums[-1]
-    often = np.sum(np.diff(large, prepend=-2) > 1) >= settings.min_stalls
+    often = len(begins(large)) >= settings.min_stalls
     return large if most and often and _stands_apart(late, one.delay, len(one.stalled)) else steps
 
 
@@ -323,7 +323,7 @@ def other_stalls(slowdowns: list[Slowdown], stalls: list[Stalls], settings: Sett
         for slowdown in slowdowns:
             if slowdown.row in one.rows:
                 steps = steps[(steps < slowdown.first) | (steps >= slowdown.stop)]
-        often = one.frequent or np.sum(np.diff(steps, prepend=-2) > 1) >= settings.min_stalls
+        often = one.frequent or len(begins(steps)) >= settings.min_stalls
         if len(one.rows) == 1 and often:
             found.add(one.rows[0])
     return found

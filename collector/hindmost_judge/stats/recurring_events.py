@@ -13,6 +13,8 @@ from math import exp, lgamma, log
 import numpy as np
 import numpy.typing as npt
 
+from hindmost_judge.stats.robust import or_zero
+
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
@@ -55,14 +57,35 @@ class Recurring:
     p_value: float
 
 
+#: Events come at one pace if so many of the times from one to the next are this close to the typical one.
+_REGULAR, _CLOSE, _PACED = 0.6, 0.15, 4
+#: At a faster pace than this, steps are what is counted.
+_SECONDS_NS = 0.5e9
+
+
+def begins(steps: Ints) -> Ints:
+    """Of these steps, in order, those that do not follow on another."""
+    return steps[np.diff(steps, prepend=-2) > 1]
+
+
+def pace(period: Floats, steps: Ints) -> float | None:
+    """Ns from one event in these ``steps`` to the next, where the clock paces them; ``period`` [S] ns."""
+    gaps = np.diff(np.cumsum(or_zero(period))[begins(steps)])
+    if len(gaps) < _PACED:
+        return None
+    typical = float(np.median(gaps))
+    regular = np.mean(np.abs(gaps - typical) <= _CLOSE * typical) >= _REGULAR
+    return typical if regular and typical >= _SECONDS_NS else None
+
+
 def events(delay: Floats, least: float) -> Events:
     """The events of each row of ``delay`` [R, S] (ns) reaching ``least`` ns, each while above half of it."""
     high = delay >= least / 2
-    begins = high & ~np.pad(high[:, :-1], ((0, 0), (1, 0)))
+    first_of_each = high & ~np.pad(high[:, :-1], ((0, 0), (1, 0)))
     row, step = np.nonzero(high)
     if not len(row):
         return Events(row, step, np.zeros(0))
-    size, first = delay[row, step], np.flatnonzero(begins[row, step])
+    size, first = delay[row, step], np.flatnonzero(first_of_each[row, step])
     largest = np.maximum.reduceat(size, first)
     which = np.repeat(np.arange(len(first)), np.diff(np.append(first, len(size))))
     at = np.flatnonzero(size == largest[which])

@@ -11,8 +11,9 @@ from hindmost_judge.blocks import Blocks, Slowdown, SlowLink, SlowNetwork, Stall
 from hindmost_judge.causes.cpu_sharing import NEEDS
 from hindmost_judge.causes.table import FILES, MEASURES, NOW_AND_THEN, OFF, Cause
 from hindmost_judge.model import OTHER, Run
+from hindmost_judge.stats import recurring_events
 from hindmost_judge.stats.robust import average, median, or_zero
-from hindmost_judge.types import Array, Floats, Ints
+from hindmost_judge.types import Array, Floats
 from hindmost_judge.usage import CpuUse, used_by_others
 from hindmost_judge.whatif.savings import StepTimeChange
 
@@ -437,7 +438,8 @@ def stalls(blocks: Blocks, found: Stalls, cause: Cause, cost: float, first: int)
     who = names([int(blocks.ranks[row]) for row in found.rows])
     verb = "stalls" if len(found.rows) == 1 else "stall, alone or together,"
     count = int(np.count_nonzero(found.stalled >= first))
-    pace = every(blocks, found.stalled)
+    apart = recurring_events.pace(blocks.period, found.stalled)
+    pace = "" if apart is None else f", every {apart / 1e9:.2g} s"
     often, each = f"{who} {verb} in {count} of {len(blocks.steps) - first} steps", cost / count
     if abs(each - found.delay) <= _SAME * found.delay:
         often += f", {ms(found.delay)} each{pace}"
@@ -458,21 +460,6 @@ _FEWEST = 5
 _ALL = 0.995
 #: Stalls cost their length, as far as a reader who multiplies can tell, up to this share of it.
 _SAME = 0.1
-#: Stalls come at one pace if so many of the times from one to the next are this close to the typical one.
-_REGULAR, _CLOSE, _PACED = 0.6, 0.15, 4
-#: At a faster pace than this, steps are what is counted.
-_SECONDS_NS = 0.5e9
-
-
-def every(blocks: Blocks, stalled: Ints) -> str:
-    """``, every 2.0 s`` where stalls come at one pace; nothing else."""
-    first = stalled[np.diff(stalled, prepend=-2) > 1]
-    gaps = np.diff(np.cumsum(or_zero(blocks.period))[first])
-    if len(gaps) < _PACED:
-        return ""
-    typical = float(np.median(gaps))
-    regular = np.mean(np.abs(gaps - typical) <= _CLOSE * typical) >= _REGULAR
-    return f", every {typical / 1e9:.2g} s" if regular and typical >= _SECONDS_NS else ""
 
 
 def nodes_of(run: Run, ranks: Sequence[int]) -> list[str]:

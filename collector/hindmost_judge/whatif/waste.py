@@ -18,7 +18,7 @@ from hindmost_judge.blocks import Blocks, Stalls
 from hindmost_judge.encoding import is_constant
 from hindmost_judge.model import AMOUNTS, OTHER, PHASES, Run, Table, rows
 from hindmost_judge.settings import Settings
-from hindmost_judge.stats.recurring_events import tail
+from hindmost_judge.stats.recurring_events import begins, pace, tail
 from hindmost_judge.stats.robust import average, lower_median, median, or_zero
 from hindmost_judge.types import Array, Floats, Ints
 from hindmost_judge.verdict import wording
@@ -340,8 +340,8 @@ def served(stalls: list[Stalls], blocks: Blocks, found: Sequence[Verdict]) -> tu
     left, planned = [], []
     for_others = any(blocks.ranks[0] in one.ranks and one.cause in _OF_WORK for one in found)
     for one in stalls:
-        begins = blocks.steps[one.stalled[np.diff(one.stalled, prepend=-2) > 1]]
-        if for_others and one.rows == (0,) and (_counted(begins) or wording.every(blocks, one.stalled)):
+        counted = _counted(blocks.steps[begins(one.stalled)])
+        if for_others and one.rows == (0,) and (counted or pace(blocks.period, one.stalled) is not None):
             due = np.where(np.isin(np.arange(len(blocks.steps)), one.stalled), one.delay, 0.0)[None]
             saved = float(stall_saving(blocks, one.rows, one.stalled).mean())
             note = _note(blocks, np.array([0]), saved, due, _PAUSES)
