@@ -377,10 +377,12 @@ def _uncounted(
 def _at_home(verdict: Verdict, run: Run, blocks: Blocks) -> Verdict:
     """With the node where a verdict names all of its ranks, and with what to do there."""
     whole = wording.whole_nodes(run, verdict.ranks) if verdict.kind in ("straggler", "intermittent") else []
-    run = replace(run, stacks=_stacks_meanwhile(verdict, run, blocks)) if rows(run.stacks) else run
-    off, usual = blocks.parts.get("self_blocked"), 0.0
-    if off is not None and len(others := off[~np.isin(blocks.ranks, verdict.ranks)]):
-        usual = float(np.nan_to_num(median(others))) / blocks.step_ns
+    usual = 0.0
+    if rows(run.stacks):
+        run = replace(run, stacks=_stacks_meanwhile(verdict, run, blocks))
+        off = blocks.parts.get("self_blocked")
+        if off is not None and len(others := off[~np.isin(blocks.ranks, verdict.ranks)]):
+            usual = float(np.nan_to_num(median(others))) / blocks.step_ns
     return advice.on(replace(verdict, evidence=(*verdict.evidence, *whole)), run, usual=usual)
 
 

@@ -100,13 +100,11 @@ def find_delays(lanes: Lanes, least: float, large: float) -> list[Delay]:
     drift = any(one is not None for one in steady)
     for phase, (behind_peers, net_of_drift) in enumerate(zip(behind, steady, strict=True)):
         threshold = np.hypot(least, doubt[phase])  # noise and a wrong level add up only by chance
-        sharp = (
-            []
-            if net_of_drift is None
-            else list(_delays(net_of_drift, lanes.cohort, phase, threshold, large, steady=True))
-        )
-        # Where a delay is, shows without drift; how large it is, with it: a core slower throughout is no drift.
-        sharp = [one._replace(level=float(behind_peers[one.row, one.first : one.stop].mean())) for one in sharp]
+        sharp: list[Delay] = []
+        if net_of_drift is not None:
+            # Where a delay is, shows without drift; how large it is, with it: a core slower throughout is no drift.
+            seen = _delays(net_of_drift, lanes.cohort, phase, threshold, large, steady=True)
+            sharp = [one._replace(level=float(behind_peers[one.row, one.first : one.stop].mean())) for one in seen]
         blurred = _delays(behind_peers, lanes.cohort, phase, threshold, large, drift=drift)
         delays += [*sharp, *(one for one in blurred if not any(_overlap(one, other) for other in sharp))]
     delays = [net for delay in delays if not _may_be_wait(lanes, delay) for net in _net(lanes, delay, least)]
@@ -186,13 +184,13 @@ def _one_a_rank(delays: list[Delay]) -> list[Delay]:
     """
     found: list[Delay] = []
     for delay in delays:
-        larger = [at for at, other in enumerate(found) if _overlap(delay, other)]
-        if not larger:
+        at = next((at for at, other in enumerate(found) if _overlap(delay, other)), None)
+        if at is None:
             found.append(delay)
             continue
-        main = found[larger[0]]
-        shared = max(0, min(main.stop, delay.stop) - max(main.first, delay.first))
-        found[larger[0]] = main._replace(level=main.level + delay.level * shared / (main.stop - main.first))
+        main = found[at]
+        shared = min(main.stop, delay.stop) - max(main.first, delay.first)
+        found[at] = main._replace(level=main.level + delay.level * shared / (main.stop - main.first))
     return found
 
 

@@ -232,7 +232,7 @@ def without_stalls(blocks: Blocks | None, stalls: Sequence[Stall]) -> Blocks | N
     caused = blocks.caused.copy()
     for stall in stalls:
         its = np.isin(blocks.ranks, stall.ranks)[:, None]
-        caused[its & (caused >= _THE_STALL * 1e9 * (stall.until_s - stall.since_s))] = 0.0
+        caused[its & (caused >= _THE_STALL * 1e9 * _seconds(stall))] = 0.0
     return replace(blocks, caused=caused)
 
 
