@@ -431,26 +431,22 @@ def _setting(one: Mapping[str, Any]) -> str:
 def _result(found: Mapping[str, Any], pace: tuple[str, str]) -> tuple[str, str]:
     """What happened to the job, then to its pace, and its style."""
     steps, style = pace
-    ends = {label: said for label in "AB" if (said := _end(found, label))}
+    ends = {label: end for label in "AB" if (end := _end(found, label))}
     if not ends:
         return steps, style
-    failed = [label for label, said in ends.items() if _INTERRUPTED not in said]
+    failed = [label for label, (_, by_user) in ends.items() if not by_user]
     style = f"bold {_WORSE if 'B' in failed else _BETTER if failed else 'yellow'}"
-    return f"{'; '.join(f'{label} {said}' for label, said in ends.items())}; up to there: {steps}", style
+    return f"{'; '.join(f'{label} {said}' for label, (said, _) in ends.items())}; up to there: {steps}", style
 
 
-#: How the end of a run is said that a user brought about.
-_INTERRUPTED = "was interrupted by"
-
-
-def _end(found: Mapping[str, Any], label: str) -> str:
-    """How one of the two runs ended before its work was done; empty where it did not."""
+def _end(found: Mapping[str, Any], label: str) -> tuple[str, bool] | None:
+    """How one of the two runs ended before its work was done, and whether its user ended it."""
     job = found[label.lower()]
     if stop := _stop(found["verdicts"], label):
-        return f"did not finish: {stop}"
+        return f"did not finish: {stop}", False
     if job.get("interrupted_by"):
-        return f"{_INTERRUPTED} {job['interrupted_by']}"
-    return f"{'failed' if job.get('exit_code') else 'ended'}: {job['ended']}" if job.get("ended") else ""
+        return f"was interrupted by {job['interrupted_by']}", True
+    return (f"{'failed' if job.get('exit_code') else 'ended'}: {job['ended']}", False) if job.get("ended") else None
 
 
 def _pace(rate: Mapping[str, Any]) -> tuple[str, str]:

@@ -24,7 +24,7 @@ from hindmost_collector.report.verdict_lines import RenderedVerdict, decisive, f
 _STYLES = {"OK": "bold green", "UNSURE": "bold yellow"}
 _LABEL = 7
 #: Labels of what to do, and of what to do after that.
-_DO, _THEN = "DO     ", "THEN   "
+_DO, _THEN = (f"{label} ".ljust(_LABEL) for label in ("DO", "THEN"))
 #: Of names in a recording (nodes, functions) so many characters are shown at most.
 _LONGEST, _WIDEST = 2000, 64
 #: Of ids at least so many are.
