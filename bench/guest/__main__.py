@@ -146,8 +146,14 @@ class Bench:
         """How much slower steps were while agent and collector went on, by pairs of slices of one run."""
         switched: list[float] = []
         used: list[float] = []
-        with subprocess.Popen(self.observed, cwd=self.folder, env=self.environ, stderr=subprocess.DEVNULL) as run:
-            while not (self.folder / "steps").exists() and run.poll() is None:  # the first run builds native parts
+        said = self.folder / "stderr"
+        with (
+            said.open("wb") as stderr,
+            subprocess.Popen(self.observed, cwd=self.folder, env=self.environ, stderr=stderr) as run,
+        ):
+            while not (self.folder / "steps").exists():  # the first run builds native parts
+                if run.poll() is not None:
+                    raise SystemExit(f"{' '.join(self.observed)} ended with {run.returncode}:\n{said.read_text()[-2000:]}")
                 time.sleep(SLICE_S)
             time.sleep(SETTLED_S)
             guests = [pid for pid in children(run.pid) if is_guest(pid)]
