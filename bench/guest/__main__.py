@@ -153,7 +153,8 @@ class Bench:
         ):
             while not (self.folder / "steps").exists():  # the first run builds native parts
                 if run.poll() is not None:
-                    raise SystemExit(f"{' '.join(self.observed)} ended with {run.returncode}:\n{said.read_text()[-2000:]}")
+                    line, last = " ".join(self.observed), said.read_text()[-2000:]
+                    raise SystemExit(f"{line} ended with {run.returncode}:\n{last}")
                 time.sleep(SLICE_S)
             time.sleep(SETTLED_S)
             guests = [pid for pid in children(run.pid) if is_guest(pid)]
