@@ -115,9 +115,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Spread the files of each folder of ``tests/`` evenly over the run: some wait for processes, others compute.
-
-    Together they leave no core idle. Those of whole systems take longest, and begin before the rest runs out.
-    """
+    Together they leave no core idle. Those of whole systems take longest, and begin before the rest runs out."""
     unknown = {name for item in items for name in names(item, "needs", "uses")} - KNOWN
     if unknown:
         raise pytest.UsageError(f"tests/programs.py and tests/needs.py do not know {', '.join(sorted(unknown))}")
@@ -191,10 +189,8 @@ class ClosingLine:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """The closing line is printed where reports arrive: not in xdist's workers.
-
-    Each worker begins to collect at another folder: what one has compiled, the others find.
-    """
+    """The closing line is printed where reports arrive: not in xdist's workers. Each worker begins to collect at
+    another folder: what one has compiled, the others find."""
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(ClosingLine(), "closing_line")
     elif [Path(arg).name for arg in config.args] == config.getini("testpaths"):

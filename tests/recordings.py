@@ -1,7 +1,5 @@
-"""Recordings of real training that tests read: those of the repository, and of sets that may lie next to it.
-
-The whole set is sought in ``HINDMOST_CORPUS``, the published traces in ``HINDMOST_STRAGGLER_ANALYSIS``.
-"""
+"""Recordings of real training that tests read: those of the repository, and of sets that may lie next to it. The whole
+set is sought in ``HINDMOST_CORPUS``, the published traces in ``HINDMOST_STRAGGLER_ANALYSIS``."""
 
 import fcntl
 import os

@@ -9,9 +9,7 @@ from tests import programs
 
 
 @pytest.mark.parametrize("root", [[], ["env"]], ids=["as root", "behind sudo"])
-def test_no_service_starts_while_packages_are_installed(
-    root: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_service_starts_while_installing(root: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Debian's packages ask this program, which only root may write; 101 forbids. It is gone afterwards."""
     policy = tmp_path / "policy-rc.d"
     monkeypatch.setattr(programs, "POLICY", policy)

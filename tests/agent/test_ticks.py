@@ -138,9 +138,7 @@ def test_all_nodes_work_at_the_same_times_while_cores_are_full(tmp_path: Path, w
 @pytest.mark.parametrize("stopped_s", [0.25, 0.5])
 @pytest.mark.parametrize("full", [False, True])
 @pytest.mark.parametrize("begun_s", [0.0, 0.3, 1.1, 1.7])
-def test_samples_see_what_recurs_in_time_with_them(
-    tmp_path: Path, stopped_s: float, full: bool, begun_s: float
-) -> None:
+def test_samples_see_what_recurs_in_their_time(tmp_path: Path, stopped_s: float, full: bool, begun_s: float) -> None:
     """A rank that is stopped every two seconds, sampled as often, is seen stopped as often as it is."""
     mine = agent(tmp_path, None, {"cpu": samplers.load()["cpu"]}, lambda: full, irregular=True)
     at, sampled = 0, list[int]()
@@ -170,9 +168,7 @@ def test_irregular_samples_wake_the_agent_no_more_often(tmp_path: Path, full: bo
     assert woken[1] <= woken[0] + 1
 
 
-def test_a_batch_is_made_sooner_where_much_is_written(
-    tmp_path: Path, writer: ring.Writer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_full_batches_are_made_sooner(tmp_path: Path, writer: ring.Writer, monkeypatch: pytest.MonkeyPatch) -> None:
     """A collector refuses a message of more than 16 MiB, and no event may be lost for that."""
     monkeypatch.setattr("hindmost_agent.agent.BATCH_EVENTS", 10)
     mine = agent(tmp_path, Spool(tmp_path / "spool", 1 << 20), cores_are_full=lambda: True)
@@ -220,9 +216,7 @@ def test_a_ring_that_is_cut_short_is_the_end_of_that_ring_alone(tmp_path: Path, 
 
 
 @pytest.mark.parametrize("over", [True, False])
-def test_a_rank_that_died_before_it_was_looked_for_is_gone_once_the_job_is_over(
-    tmp_path: Path, writer: ring.Writer, over: bool
-) -> None:
+def test_a_rank_that_died_early_is_gone_once_the_job_is_over(tmp_path: Path, writer: ring.Writer, over: bool) -> None:
     """Until then it may run in another PID namespace, where /proc shows no process of its number."""
     mine = agent(tmp_path, Spool(tmp_path / "spool", 1 << 20))
     mine.host.proc = tmp_path
@@ -290,9 +284,8 @@ def test_a_rank_that_died_right_after_a_batch_is_in_the_next(tmp_path: Path, wri
 )
 def test_stalled_ranks_are_reported_soon(tmp_path: Path, world: int, full: bool, batches: list[float]) -> None:
     """Whether that is a hang is a matter of seconds; in a job on many nodes each node reports it less often, and on
-    full cores, where each report takes a core from a rank.
-
-    As soon as any rank goes on, batches are as rare as before."""
+    full cores, where each report takes a core from a rank. As soon as any rank goes on, batches are as rare as
+    before."""
     rank = ring.Writer.create(tmp_path / "rings", Identity("job", 0, world, 0, "n", "torch", "t.py"), "py", CAPACITY)
     mine = under_way(agent(tmp_path, Spool(tmp_path / "spool", 1 << 20), cores_are_full=lambda: full))
     steps(rank, 1)
@@ -366,9 +359,7 @@ def test_what_was_asked_for_is_sent_at_the_next_tick(tmp_path: Path, writer: rin
     assert mine.host.counts.batches == made + 1
 
 
-def test_an_agent_without_a_collector_keeps_nothing(
-    tmp_path: Path, writer: ring.Writer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_scraped_agent_keeps_nothing(tmp_path: Path, writer: ring.Writer, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that is only scraped runs for months: what it reads of rings must not pile up in it."""
     builder = Builder("n")
     monkeypatch.setattr("hindmost_agent.agent.Builder", lambda *_: builder)
@@ -381,9 +372,7 @@ def test_an_agent_without_a_collector_keeps_nothing(
 
 
 @pytest.mark.parametrize("size", [PIECE // 2, PIECE, 2 * PIECE + 1])
-def test_a_file_that_is_one_record_is_asked_for_once(
-    tmp_path: Path, size: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_of_one_record_is_asked_for_once(tmp_path: Path, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Asking whether there is more makes the kernel write it all again; only what fills a piece may have more."""
     (tmp_path / "stat").write_bytes(bytes(range(256)) * (size // 256) + b"x" * (size % 256))
     asked = []

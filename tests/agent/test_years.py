@@ -39,9 +39,8 @@ PID_FIELD, TICKS_FIELD = 5, 11  # of a ring's header
 
 
 class Node:
-    """A node's files below ``root``, and the agent on it: all samplers, rings, spool, page.
-
-    Its clock and its /proc, /sys and /dev/shm are handed in, so that a job takes milliseconds."""
+    """A node's files below ``root``, and the agent on it: all samplers, rings, spool, page. Its clock and its /proc,
+    /sys and /dev/shm are handed in, so that a job takes milliseconds."""
 
     def __init__(self, root: Path) -> None:
         self.proc, self.groups, self.shm = root / "proc", root / "cgroup", root / "shm"

@@ -1,14 +1,12 @@
 # ruff: noqa: E501 - files of a kernel, line by line as it writes them
 """Files of three typical cluster nodes, made up: RHEL 8 with HDR InfiniBand and Lustre, RoCE, and an old one with NFS;
-and of one that has much of everything.
-
-None of them was recorded by us, and the numbers are made up. Which files there are, their names, columns, units and orders
-of magnitude come from captures that others keep: procfs, node_exporter and hwloc (mlx4, mlx5, qib, i40iw and hfi1 adapters,
-NFS, NUMA, diskstats, hwmon), lustre_exporter and lustrefs-exporter (llite of 2.10 and 2.14), ``rdma statistic`` of a
-ConnectX in an issue; and from sources: mlx5, bnxt_re and sysfs of RDMA in Linux, all branches of Lustre from 2.10 on. Which
-names /proc/vmstat has in which kernel, Slurm's groups and files of 3.10 are as we know them. What a kernel refuses to read
-(pressure on RHEL 8) cannot be put into a file and is left out.
-"""
+and of one that has much of everything. None of them was recorded by us, and the numbers are made up. Which files there
+are, their names, columns, units and orders of magnitude come from captures that others keep: procfs, node_exporter and
+hwloc (mlx4, mlx5, qib, i40iw and hfi1 adapters, NFS, NUMA, diskstats, hwmon), lustre_exporter and lustrefs-exporter
+(llite of 2.10 and 2.14), ``rdma statistic`` of a ConnectX in an issue; and from sources: mlx5, bnxt_re and sysfs of
+RDMA in Linux, all branches of Lustre from 2.10 on. Which names /proc/vmstat has in which kernel, Slurm's groups and
+files of 3.10 are as we know them. What a kernel refuses to read (pressure on RHEL 8) cannot be put into a file and is
+left out."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -153,9 +153,7 @@ def test_who_will_go_wrong_has_not_yet(bench: Any) -> None:
 @pytest.mark.parametrize(
     ("since", "until", "right"), [(100, None, True), (0, None, False), (100, 150, True), (0, 100, False)]
 )
-def test_a_named_host_works_longer_in_the_steps_that_a_verdict_is_about(
-    bench: Any, since: int, until: int | None, right: bool
-) -> None:
+def test_a_named_host_works_longer_where_a_verdict_is(bench: Any, since: int, until: int | None, right: bool) -> None:
     """Rank 1 of an undisturbed job works 4 ms longer from step 100 of 200 on: 4 ms there, less of all."""
     host_paced = bench("host_paced")
     work = np.array([[3.0] * 200, [3.0] * 100 + [7.0] * 100])
@@ -176,9 +174,7 @@ def test_an_onset_is_found_within_what_steps_vary_by(bench: Any, varies: float, 
 
 
 @pytest.mark.parametrize(("ahead", "step", "cost"), [(1, 8.5, 1.5), (100, 8.0, 1.0)])
-def test_a_fault_costs_what_the_replay_of_the_hosts_work_is_longer_by(
-    bench: Any, ahead: int, step: float, cost: float
-) -> None:
+def test_a_fault_costs_what_the_replay_is_longer_by(bench: Any, ahead: int, step: float, cost: float) -> None:
     """Rank 0's host works 5 and 9 ms in turn, rank 1's 8 ms, of which the fault takes 4: each step ends with the later
     one, or hosts are so far ahead that their means count."""
     turns = np.tile([5.0, 9.0], 150)

@@ -200,9 +200,7 @@ def test_other_processes_are_refused_by_name(tmp_path: Path) -> None:
         (OSError(5, "Input/output error"), r"cannot be read \(Input/output error\)$"),
     ],
 )
-def test_a_process_that_cannot_be_read_is_not_said_to_be_gone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: OSError, says: str
-) -> None:
+def test_unreadable_is_not_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: OSError, says: str) -> None:
     """The kernel keeps some processes from root too, such as a container's first: the refusal is quoted."""
     (tmp_path / "7").mkdir()
 
@@ -247,9 +245,7 @@ def test_a_jobs_ranks_are_found_by_its_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stacks", [True, False])
-def test_of_a_compiled_program_is_shown_what_it_waits_in(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], stacks: bool
-) -> None:
+def test_a_compiled_program(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], stacks: bool) -> None:
     """It has no Python stacks and no phases: where these are asked for, the remedy is what can be seen."""
     monkeypatch.setattr(target, "by_job", lambda job: [dataclasses.replace(rank(1), minor=target.COMPILED)])
     monkeypatch.setattr(target, "pending", lambda pid: ["waits for 7.0 s in allreduce number 3"])
@@ -302,9 +298,7 @@ LAUNCHED = {
         ([60], [(1, 62)]),
     ],
 )
-def test_the_ranks_below_a_launcher_are_looked_into(
-    tmp_path: Path, pids: list[int], found: list[tuple[int, int]]
-) -> None:
+def test_ranks_below_a_launcher_are_looked_into(tmp_path: Path, pids: list[int], found: list[tuple[int, int]]) -> None:
     """--pid of torchrun, of mpirun, or of the shell that starts one: its ranks, without what those start in turn, and
     nothing of hindmost's own."""
     for pid, (parent, environ, cmdline, binary) in LAUNCHED.items():

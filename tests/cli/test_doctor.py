@@ -281,9 +281,7 @@ def test_what_each_node_of_a_cluster_lacks_is_one_table(tmp_path: Path, capsys: 
         ([], "give a launcher"),
     ],
 )
-def test_a_cluster_that_does_not_answer_is_one_line(
-    capsys: pytest.CaptureFixture[str], words: list[str], message: str
-) -> None:
+def test_a_silent_cluster_is_one_line(capsys: pytest.CaptureFixture[str], words: list[str], message: str) -> None:
     """It has the launcher's own last words."""
     assert main(["doctor", "--cluster", *words]) != 0
     said = capsys.readouterr().err

@@ -111,9 +111,7 @@ def test_without_an_installed_hindmost_a_missing_module_is_named(
 
 
 @pytest.mark.parametrize("words", [["nonsense"], ["report"], ["report", "--nonsense", "."], ["top", "--interval", "x"]])
-def test_wrong_words_are_one_line_that_says_where_the_right_ones_are(
-    capsys: pytest.CaptureFixture[str], words: list[str]
-) -> None:
+def test_wrong_words_are_one_line_with_the_remedy(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
     """An unknown option, a missing argument, a wrong number: one line, exit code 2."""
     assert hindmost_cli.main(words) == 2
     (line,) = capsys.readouterr().err.splitlines()

@@ -92,9 +92,7 @@ def test_help_has_an_example_that_the_command_accepts(name: str) -> None:
         hindmost_cli.command(name).parse_args(words[2:])
 
 
-def test_examples_on_recordings_work(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_examples_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "hindmost-runs").mkdir()
     for run in ("hindmost-runs/JOB", "hindmost-runs/before", "hindmost-runs/after"):

@@ -122,9 +122,7 @@ def test_ranks_on_other_hosts_learn_what_all_pods_of_the_job_share(tmp_path: Pat
 
 
 @pytest.mark.parametrize(("theirs", "said"), [("none", 1), ("None", 1), ("", 0), ("mine.so", 0)])
-def test_a_user_who_wants_no_profiler_gets_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, theirs: str, said: int
-) -> None:
+def test_a_profiler_can_be_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, theirs: str, said: int) -> None:
     """``NCCL_PROFILER_PLUGIN=none`` stays, and a sentence says what is lost by it."""
     monkeypatch.setattr(environment.build, "library", lambda kind, *_: tmp_path / kind)
     environ = {"NCCL_PROFILER_PLUGIN": theirs}

@@ -29,9 +29,7 @@ def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("0-99999999999", "expected numbers and ranges"),
     ],
 )
-def test_ranks_that_no_table_can_show_are_an_error(
-    traces: Path, ranks: str, said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_ranks_of_no_table_are_errors(traces: Path, ranks: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
     """A report without a table would hide the slip."""
     assert main(["report", str(traces), "--ranks", ranks]) != 0
     captured = capsys.readouterr()
@@ -59,18 +57,14 @@ def test_sections_without_a_list_says_which_there_are(traces: Path, capsys: pyte
         (["--sections", "hosts,cpus"], "no section 'cpus'; sections are all, wall_clock"),
     ],
 )
-def test_sections_that_there_are_not_are_an_error(
-    words: list[str], said: str, traces: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unknown_sections_fail(words: list[str], said: str, traces: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One line that names those that there are."""
     assert main(["report", str(traces), *words]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert said in line
 
 
-def test_a_run_that_was_taken_for_sections_is_an_error_that_says_so(
-    traces: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_taken_for_sections_is_an_error_that_says_so(traces: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """What follows the option is its list."""
     assert main(["report", "--sections", str(traces)]) == 2
     (line,) = capsys.readouterr().err.splitlines()

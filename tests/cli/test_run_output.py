@@ -209,9 +209,7 @@ def test_the_address_of_a_page_opens_on_another_machine(page: str, expected: str
 
 @pytest.mark.parametrize("on_path", [True, False])
 @pytest.mark.parametrize("module", [True, False])
-def test_a_printed_command_can_be_typed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, on_path: bool, module: bool
-) -> None:
+def test_printed_commands_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, on_path: bool, module: bool) -> None:
     """By the name where the shell finds it, else as this program was started."""
     script = tmp_path / "bin dir" / "hindmost"
     script.parent.mkdir()

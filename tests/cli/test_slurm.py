@@ -55,9 +55,7 @@ def report() -> dict[str, Any]:
     return dict(judge(simulate(Scenario(8, 60, faults=(Fault("compute", (3,), 0.06),))).run).to_dict())
 
 
-def test_a_summary_has_verdict_cost_and_how_slurm_saw_the_end(
-    sacct: Path, report: dict[str, Any], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_summary_has_verdict_and_end(sacct: Path, report: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
     """Slurm 22.05 keeps the letters of a comment as small ones."""
     sacct.write_text(row(admin_comment.packed(report).lower()))
     assert main(["report", "--slurm", "12.0"]) == 0
@@ -102,9 +100,7 @@ def test_a_summary_is_small_and_the_same_for_the_same_report(report: dict[str, A
         ),
     ],
 )
-def test_what_is_no_summary_is_one_line(
-    sacct: Path, capsys: pytest.CaptureFixture[str], comment: str, said: str
-) -> None:
+def test_no_summary_is_one_line(sacct: Path, capsys: pytest.CaptureFixture[str], comment: str, said: str) -> None:
     """Whatever stands there: of another tool or version, torn, or a bomb."""
     sacct.write_text(row(comment))
     assert main(["report", "--slurm", "12"]) == 1
@@ -130,9 +126,7 @@ def test_a_summary_does_not_control_the_terminal(sacct: Path, capsys: pytest.Cap
         ),
     ],
 )
-def test_a_job_that_is_not_one_is_one_line(
-    sacct: Path, capsys: pytest.CaptureFixture[str], rows: str, job: str, said: str
-) -> None:
+def test_no_job_is_one_line(sacct: Path, capsys: pytest.CaptureFixture[str], rows: str, job: str, said: str) -> None:
     """An array's number is that of its last job, too: no user means that one."""
     sacct.write_text(rows)
     assert main(["report", "--slurm", job]) > 0
@@ -146,9 +140,7 @@ def test_a_job_of_an_array_is_found_by_index_and_by_number(sacct: Path) -> None:
     assert slurm.accounting.by_number("12").comment == "b"
 
 
-def test_without_slurm_it_says_where_to_run_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """One line, and no stack."""
     monkeypatch.setenv("PATH", str(tmp_path))
     assert main(["report", "--slurm", "12"]) == 1
@@ -175,9 +167,7 @@ def test_a_job_that_cannot_be_written_keeps_no_other_from_it(
     assert "jobid=13 set admincomment=HM1:" in (sacct.parent / "set").read_text()
 
 
-def test_the_timer_leaves_a_job_that_is_still_judged_to_its_next_run(
-    sacct: Path, report: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_timer_leaves_jobs_for_later(sacct: Path, report: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """A comment is written once: what it says is of the whole job."""
     sacct.write_text(row(""))
     sacctmgr(sacct.parent)

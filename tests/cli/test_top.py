@@ -132,9 +132,7 @@ def test_what_is_no_such_job_or_no_collector(
     assert said in capsys.readouterr().err
 
 
-def test_a_job_that_was_not_judged_yet(
-    collector: tuple[str, dict[str, Any]], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_job_not_judged_yet(collector: tuple[str, dict[str, Any]], capsys: pytest.CaptureFixture[str]) -> None:
     """The first seconds are no error."""
     assert main(["top", collector[0]]) == 0
     assert "made · no verdict yet" in capsys.readouterr().out
@@ -148,9 +146,7 @@ def test_there_is_no_answer(collector: tuple[str, dict[str, Any]], capsys: pytes
     assert "Errno" not in said
 
 
-def test_a_host_that_is_none_is_called_that(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_no_host_is_called_that(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """With where the address is found, and no number of an error."""
 
     def unknown(*_: object, **__: object) -> None:
@@ -264,9 +260,7 @@ def test_the_address_in_a_file_of_another_user_is_not_asked(
     assert source.RunDirectory(tmp_path / "run").picture(None)["title"] != "as on the page"
 
 
-def test_a_collector_that_does_not_answer_is_asked_once_for_a_picture(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_silent_collector_is_asked_once_for_a_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each time takes seconds."""
     assert main(["simulate", str(tmp_path / "run"), "--ranks", "4", "--steps", "30"]) == 0
     meta = {"schema": "hindmost.run/1", "job_id": "run", "page": "127.0.0.1:1", "host": os.uname().nodename}
@@ -285,9 +279,7 @@ def test_a_collector_that_does_not_answer_is_asked_once_for_a_picture(
 
 @pytest.mark.parametrize("name", ["meta.json", "report.json"])
 @pytest.mark.parametrize("content", [b'{"page":"127.0.0.1:1"}', b"[1]", b'{"page": 5}', b"{", None])
-def test_damaged_files_of_a_run_directory_are_left_out(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, content: bytes | None
-) -> None:
+def test_damaged_files(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, content: bytes | None) -> None:
     """The recording is judged, whatever they hold, and a pipe is not waited for."""
     assert main(["simulate", str(tmp_path / "run"), "--ranks", "4", "--steps", "30", "--fault", "compute:2:30%"]) == 0
     damaged = tmp_path / "run" / name

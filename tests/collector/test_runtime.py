@@ -83,10 +83,7 @@ def test_a_collector_sets_nothing_for_the_programs_that_it_starts():
 @pytest.mark.parametrize("ranks", [4, 300])
 def test_a_report_needs_no_pandas(ranks, tmp_path):
     """Of one that a collector recorded, however large: clocks that are together, and ranks that are all there, need no
-    table of it.
-
-    Nor does it need what a collector serves its metrics with.
-    """
+    table of it. Nor does it need what a collector serves its metrics with."""
     run_directory([simulate(Scenario(ranks, 60)).run], tmp_path)
     asks = "print('pandas' in sys.modules, 'prometheus_client' in sys.modules)"
     program = f"import sys, hindmost_cli\nhindmost_cli.main(sys.argv[1:])\n{asks}"

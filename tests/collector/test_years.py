@@ -30,9 +30,8 @@ WARM, MORE, MINUTES = 3, 3, 40
 
 
 class Service:
-    """A collector with a store in ``folder``, without its ports, and one agent of a node; its clock is handed in.
-
-    Each job is two ranks with a metric schema and a communicator of their own, which train for a minute and end."""
+    """A collector with a store in ``folder``, without its ports, and one agent of a node; its clock is handed in. Each
+    job is two ranks with a metric schema and a communicator of their own, which train for a minute and end."""
 
     def __init__(self, folder: Path, **options_of: Any) -> None:
         options = Options(store=str(folder / "store"), http="none", **options_of)

@@ -159,9 +159,7 @@ def test_promtool_accepts_the_rules() -> None:
 
 
 @pytest.mark.needs("promtool")
-def test_each_alert_fires_once_where_it_must_and_is_quiet_before_and_after(
-    evaluate: Callable[[Iterable[Case]], None],
-) -> None:
+def test_each_alert_fires_once_where_it_must_and_never_else(evaluate: Callable[[Iterable[Case]], None]) -> None:
     """16 silent agents are one alert, a verdict is one of its job; before all goes wrong and after it nothing fires."""
     firing = {}
     for alert in ALERTS:

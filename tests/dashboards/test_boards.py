@@ -57,10 +57,8 @@ SHOWN = [
 
 
 def test_the_verdict_is_what_the_job_is(evaluate: Evaluate) -> None:
-    """A hang comes before any cost, a lost job is not shown as well, and what is not known is not green.
-
-    The boards of one job and of all jobs agree.
-    """
+    """A hang comes before any cost, a lost job is not shown as well, and what is not known is not green. The boards of
+    one job and of all jobs agree."""
     queries = (target("job", "Verdict").filled(job_id="j"), target("jobs", "Jobs, the most urgent first").filled())
     cases = []
     for series, words, value in SHOWN:

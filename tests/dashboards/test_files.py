@@ -47,10 +47,8 @@ def test_every_dashboard_file_has_its_code_and_its_place() -> None:
 
 @pytest.mark.parametrize("name", FILES)
 def test_grafanas_own_types_read_the_file_without_loss(name: str) -> None:
-    """Grafana's published schema types parse the file and write the same JSON back: no unknown or misplaced field.
-
-    The schema leaves what a data source reads of an annotation to that data source.
-    """
+    """Grafana's published schema types parse the file and write the same JSON back: no unknown or misplaced field. The
+    schema leaves what a data source reads of an annotation to that data source."""
     parsed = board(name)
     for one in parsed.get("annotations", {}).get("list", ()):
         for field in OF_PROMETHEUS:

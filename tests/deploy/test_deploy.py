@@ -236,9 +236,7 @@ def test_task_prolog_gives_the_parts_in_c_that_were_built(tmp_path: Path) -> Non
         ("Allreduce", ["pmpi-1.so"], None),
     ],
 )
-def test_task_prolog_gives_no_shim_of_another_mpi(
-    tmp_path: Path, symbols: str, built: list[str], shim: str | None
-) -> None:
+def test_task_prolog_gives_its_own_mpi_s_shim(tmp_path: Path, symbols: str, built: list[str], shim: str | None) -> None:
     """A shim that has functions which the job's MPI lacks would fail the job's calls, however new it is."""
     for path, text in (("bin/mpirun", "#!/bin/sh\necho 'mpirun (Open MPI) 5.0.11'\n"), ("lib/libmpi.so.40", symbols)):
         file = tmp_path / "mpi" / path

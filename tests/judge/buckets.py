@@ -23,12 +23,9 @@ def run(
     gathers: float = 0.0,
 ) -> tuple[Run, float]:
     """The job whose ranks are delayed by ``delays`` [R, S, P] ns before the buckets of each step, and its length in ns.
-
     Its collectives tell their ``starts`` or not; its GPUs' forward is ``timed`` or not. What delays the first bucket is
-    ``in_forward``, or after it.
-    While a bucket waits for other ranks, the GPU computes slower by the share ``beside`` of that time. Parameters that
-    are gathered ahead, in so many ns, queue behind each bucket.
-    """
+    ``in_forward``, or after it. While a bucket waits for other ranks, the GPU computes slower by the share ``beside``
+    of that time. Parameters that are gathered ahead, in so many ns, queue behind each bucket."""
     steps = delays.shape[1]
     computing = np.full(delays.shape, BUCKET)
     computing[:, :, 0] += FORWARD

@@ -25,10 +25,8 @@ def seen(period: Any, *, on_gpu: bool = False, overlapped: bool = False, **plane
 
 
 def test_efficiencies_of_hosts_are_those_computed_by_hand() -> None:
-    """Two ranks, two steps of 10 ms, 2 ms of transfer each. Useful: 8 and 4 ms, then 4 and 6.
-
-    Means 6 and 5: load balance 5.5 / 6; without transfers a step takes 8 ms: serialisation 6 / 8.
-    """
+    """Two ranks, two steps of 10 ms, 2 ms of transfer each. Useful: 8 and 4 ms, then 4 and 6. Means 6 and 5: load
+    balance 5.5 / 6; without transfers a step takes 8 ms: serialisation 6 / 8."""
     own = [[8.0, 4.0], [4.0, 6.0]]
     run = seen([10.0, 10.0], self=own, transfer=np.full((2, 2), 2.0), wait=[[0.0, 4.0], [4.0, 2.0]])
     (found,) = efficiency.of(run)
@@ -57,9 +55,8 @@ def test_efficiency_of_gpus_has_what_they_idle_as_a_factor() -> None:
 
 
 def test_of_gpus_that_compute_beside_collectives_balance_and_idling_are_known() -> None:
-    """Kernels would show which transfers are hidden. GPUs are busy for 8 of 10 ms. One of four comes 2 ms
-    later than the others at the end of every other step, 1 ms halfway: 8, 7, 7 and 7 ms of work.
-    """
+    """Kernels would show which transfers are hidden. GPUs are busy for 8 of 10 ms. One of four comes 2 ms later than
+    the others at the end of every other step, 1 ms halfway: 8, 7, 7 and 7 ms of work."""
     phases = {"gpu_forward": np.full((4, 2), 4.0), "gpu_backward": np.full((4, 2), 4.0), "self": np.full((4, 2), 9.0)}
     delay = np.zeros((4, 2))
     delay[1, 1] = 1.0

@@ -53,9 +53,7 @@ def reported(run: Run, names: tuple[int, ...] | None = None) -> list[object]:
 @every_layout
 @quick
 @given(cause=causes, size=sizes, onset=onsets, seed=seeds, data=st.data())
-def test_renaming_ranks_renames_the_verdict_and_nothing_else(
-    layout: str, cause: str, size: float, onset: int, seed: int, data: st.DataObject
-) -> None:
+def test_ranks_may_be_renamed(layout: str, cause: str, size: float, onset: int, seed: int, data: st.DataObject) -> None:
     """Cause, cost, onset and end are of a rank, not of its number."""
     run = recorded(layout, cause, size, onset, seed)
     order = data.draw(in_lanes if layout == "tp_dp" else anyhow)
@@ -66,14 +64,10 @@ def test_renaming_ranks_renames_the_verdict_and_nothing_else(
 @quick
 @example(cause="gpu_throttle", size=0.08, onset=0, seed=938, ahead=[1, *[0] * 7])  # its latest steps are noisy ones
 @given(cause=causes, size=sizes, onset=onsets, seed=seeds, ahead=st.lists(st.integers(-900, 900), min_size=8))
-def test_clocks_that_are_apart_change_nothing(
-    layout: str, cause: str, size: float, onset: int, seed: int, ahead: list[int]
-) -> None:
-    """Names, causes, costs and onsets stay, though each node's clock is up to a quarter of an hour off.
-
-    Samples of GPUs are looked up by the job's clock: a throttling that lasts throughout needs none, if it is so large
-    that noise does not move its onset.
-    """
+def test_clocks_may_be_apart(layout: str, cause: str, size: float, onset: int, seed: int, ahead: list[int]) -> None:
+    """Names, causes, costs and onsets stay, though each node's clock is up to a quarter of an hour off. Samples of GPUs
+    are looked up by the job's clock: a throttling that lasts throughout needs none, if it is so large that noise does
+    not move its onset."""
     throttled = cause == "gpu_throttle"
     run = recorded(layout, cause, max(size, 0.08) if throttled and size else size, 0 if throttled else onset, seed)
     offsets = dict(zip(run.ranks["node"].tolist(), (second * 10**9 for second in ahead), strict=False))
@@ -93,9 +87,7 @@ def test_numbers_of_ranks_may_have_gaps(layout: str, cause: str) -> None:
 @every_layout
 @quick
 @given(cause=causes, size=sizes, onset=onsets, seed=seeds)
-def test_a_run_is_left_as_it_was_and_its_report_has_figures_that_can_be(
-    layout: str, cause: str, size: float, onset: int, seed: int
-) -> None:
+def test_a_run_stays_and_its_figures_are_finite(layout: str, cause: str, size: float, onset: int, seed: int) -> None:
     """The second report is the first; its numbers are finite, and its costs are parts of a step."""
     run = recorded(layout, cause, size, onset, seed)
     for table in run.tables().values():

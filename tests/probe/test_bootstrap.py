@@ -159,9 +159,7 @@ STARTS = "import subprocess, sys\nsubprocess.run([sys.executable, '-c', sys.argv
     [(STARTS, TRAINS, 1), (STARTS + TRAINS, "pass", 1), (TRAINS + STARTS, TRAINS, 1), (STARTS, "pass", 0)],
 )
 @pytest.mark.parametrize("launcher", ["python", "accelerate"])
-def test_of_a_starter_and_what_it_starts_the_one_that_trains_is_the_rank(
-    job: Job, launcher: str, parent: str, child: str, rings: int
-) -> None:
+def test_whoever_trains_is_the_rank(job: Job, launcher: str, parent: str, child: str, rings: int) -> None:
     """A job of one process may be started by another Python; what a training process starts is its helper."""
     done = job.python("-c", parent, child, HINDMOST_LAUNCHER=launcher)
     assert (done.returncode, done.stderr) == (0, "")

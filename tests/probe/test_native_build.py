@@ -136,9 +136,7 @@ def test_a_library_of_other_sources_is_not_loaded(
 
 
 @pytest.mark.parametrize("name", ["my env", "a:b"])
-def test_a_prebuilt_library_can_be_preloaded(
-    wheel: Callable[..., Path], environ: dict[str, str], tmp_path: Path, name: str
-) -> None:
+def test_a_library_is_preloaded(wheel: Callable[..., Path], environ: dict[str, str], tmp_path: Path, name: str) -> None:
     """LD_PRELOAD ends a path at a space or a colon: from such a path the library is copied to the cache."""
     wheel(name=name)
     path = build.library("pmpi", environ)

@@ -53,9 +53,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE, ids=printable)
-def test_a_hostile_file_s_bytes_do_not_reach_the_terminal(
-    tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_hostile_bytes_do_not_reach_the_terminal(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
     """One line that can be read, of bounded length, or a report without its bytes."""
     (tmp_path / name).write_text(HOSTILE[name])
     code = main(["report", str(tmp_path)])

@@ -137,9 +137,7 @@ def test_writer_goes_on_beyond_32_bits(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(("gil", "capacity"), [(True, 64), (False, 64), (True, 4 * layout.DEFAULT_CAPACITY)])
-def test_events_go_round_the_ring_however_they_are_claimed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gil: bool, capacity: int
-) -> None:
+def test_events_go_round_the_ring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gil: bool, capacity: int) -> None:
     """With a GIL and without, in a ring whose slots are counted beforehand and in one that has too many."""
     monkeypatch.setattr("hindmost.ring.writer.has_gil", lambda: gil)
     monkeypatch.delenv("HINDMOST_RING_MODULE", raising=False)
@@ -211,9 +209,7 @@ def test_wrong_call_is_a_type_error(writer: ring.Writer) -> None:
 
 
 @pytest.mark.parametrize("path", ["/nowhere/ring-{abi}.so", "{text}", "ring-cpython-27-other.so"])
-def test_module_that_does_not_load_leaves_the_python_writer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
-) -> None:
+def test_a_broken_module_leaves_the_python_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
     """A C writer that is missing, broken or of another interpreter costs speed and nothing else."""
     text = tmp_path / f"ring-{native.ABI}.so"
     text.write_text("this is no library")

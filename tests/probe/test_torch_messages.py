@@ -26,9 +26,7 @@ MEMBERS = [2, 5, 7]
         ("recv", lambda torch, group: torch.recv("tensor", group=group, group_src=1), (1, 0)),
     ],
 )
-def test_an_open_message_has_its_peer(
-    tmp_path: Path, op: str, call: Callable[[Any, Any], None], waits: tuple[int, int]
-) -> None:
+def test_open_messages_peers(tmp_path: Path, op: str, call: Callable[[Any, Any], None], waits: tuple[int, int]) -> None:
     """As a rank of its group, whichever way it is given; a receive without a source waits for any."""
     writer = ring.Writer.create(tmp_path, Identity("job", 5, 8, 1, "n", "torch", "t.py"), "py")
     reader, seen = ring.Reader(writer.path), list[tuple[str, int, int]]()

@@ -100,9 +100,7 @@ def test_a_tensor_of_the_host_waits_for_no_gpu(loop: Any, writer: ring.Writer) -
         ("gpu", "gpu", ["device_wait"]),
     ],
 )
-def test_a_copy_to_the_gpu_is_told_from_a_wait_for_it(
-    loop: Any, writer: ring.Writer, device: str, to: str, expected: list[str]
-) -> None:
+def test_a_copy_to_a_gpu_is_no_wait(loop: Any, writer: ring.Writer, device: str, to: str, expected: list[str]) -> None:
     """What is copied from the GPU has to be computed first; a copy to it takes time of its own."""
 
     class Result:

@@ -12,13 +12,11 @@ from tests.runs import made, rows_of
 
 @dataclass
 class Load:
-    """A job to make: ``faults`` are dictionaries with rank and what is added, in ms, and from which step.
-
-    ``scatter`` of one is a standard deviation, ms, by which computing is now longer and now shorter; ``wire`` is what a
-    message between rank and ``peer`` takes longer. Ranks of a ``halo`` exchange messages before every other all-reduce.
-    Those of ``edges`` do nothing else, ``stages`` hand on to the next rank, and to no other; rank 0 of ``workers``
-    hands out work to all others.
-    """
+    """A job to make: ``faults`` are dictionaries with rank and what is added, in ms, and from which step. ``scatter``
+    of one is a standard deviation, ms, by which computing is now longer and now shorter; ``wire`` is what a message
+    between rank and ``peer`` takes longer. Ranks of a ``halo`` exchange messages before every other all-reduce. Those
+    of ``edges`` do nothing else, ``stages`` hand on to the next rank, and to no other; rank 0 of ``workers`` hands out
+    work to all others."""
 
     kind: str = "mpi"
     ranks: int = 4

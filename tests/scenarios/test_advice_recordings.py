@@ -1,7 +1,5 @@
-"""What is wrong with a real job, and what to set: recordings of jobs on two CPUs, each with one thing wrong.
-
-Made by a bench of commit d3657faf; folders of commands and metrics of hosts that no rule reads were cut.
-"""
+"""What is wrong with a real job, and what to set: recordings of jobs on two CPUs, each with one thing wrong. Made by a
+bench of commit d3657faf; folders of commands and metrics of hosts that no rule reads were cut."""
 
 import re
 from functools import cache

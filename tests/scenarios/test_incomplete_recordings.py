@@ -29,9 +29,7 @@ def test_of_hosts_that_only_launch_none_is_named_without_marks(name: str, tmp_pa
     ("name", "rank", "cost_ms"),
     [("ddp-host-bound-slow-input-rank1", 1, 3.0), ("pp2-dp2-slow-input-rank0", 0, 37.6)],
 )
-def test_a_slow_host_costs_without_marks_what_it_is_slower_by(
-    name: str, rank: int, cost_ms: float, tmp_path: Path
-) -> None:
+def test_a_slow_host_costs_what_it_is_slower_by(name: str, rank: int, cost_ms: float, tmp_path: Path) -> None:
     """It is late by what it takes longer between two launches than the others need, not by all that they are ahead."""
     verdicts = judge(load(unpacked(name, tmp_path, _no_steps))).verdicts
     assert {verdict.ranks for verdict in verdicts} == {(rank,)}

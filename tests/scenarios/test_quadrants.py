@@ -1,7 +1,5 @@
-"""What bounds a job on a GPU, and how fast it computed: five recordings of an H200, each bound by one thing.
-
-Made by bench/gpu/quadrants.py of commit 6b99f251, whose loops count their own operations and bytes.
-"""
+"""What bounds a job on a GPU, and how fast it computed: five recordings of an H200, each bound by one thing. Made by
+bench/gpu/quadrants.py of commit 6b99f251, whose loops count their own operations and bytes."""
 
 from functools import cache
 from pathlib import Path

@@ -1,9 +1,7 @@
-"""Recordings of real training on GPUs with known faults are judged as what they are.
-
-Some of them are in the repository; those named ``observed`` are hindmost's own runs, of DDP on 4 H200s, of MPI and gloo
-on two shared cores: in each a rank was once named or cleared falsely, or at a false cost, or the fault is
-the demo's. So it was in the slow backward and in those whose hosts launch for all of each step.
-"""
+"""Recordings of real training on GPUs with known faults are judged as what they are. Some of them are in the
+repository; those named ``observed`` are hindmost's own runs, of DDP on 4 H200s, of MPI and gloo on two shared cores: in
+each a rank was once named or cleared falsely, or at a false cost, or the fault is the demo's. So it was in the slow
+backward and in those whose hosts launch for all of each step."""
 
 import warnings
 from dataclasses import replace
@@ -59,11 +57,9 @@ def test_ranks_wait_for_others_that_the_table_shows() -> None:
 
 
 def test_lanes_add_up_to_the_step() -> None:
-    """What was measured of a host and of a GPU is no more than 2 % longer than the step; drawn, it is the step.
-
-    Where collectives have no start times, as NCCL's Inspector has none, steps are as long as hosts mark them: what GPUs
-    do between two of these made 2.1 % in a recording that is not in this repository.
-    """
+    """What was measured of a host and of a GPU is no more than 2 % longer than the step; drawn, it is the step. Where
+    collectives have no start times, as NCCL's Inspector has none, steps are as long as hosts mark them: what GPUs do
+    between two of these made 2.1 % in a recording that is not in this repository."""
     for path in OURS.iterdir():
         history = StepHistory()
         if (seen := judged(path).overview) is not None:

@@ -136,9 +136,7 @@ def test_a_forward_that_is_slow_before_each_gather_costs_all_of_that(bench: Any)
     ("written", "synchronises", "ranks"),
     [("traces", "step", 8), ("traces", "never", 4), ("run", "step", 8), ("run", "never", 4), ("run", "never", 8)],
 )
-def test_hosts_of_sharded_jobs_are_judged_by_their_work(
-    bench: Any, written: str, synchronises: str, ranks: int
-) -> None:
+def test_sharded_jobs_hosts_are_judged_by_their_work(bench: Any, written: str, synchronises: str, ranks: int) -> None:
     """GPUs wait 40 ms a step for the slow host's launches, where the others' hosts are steps ahead: it costs 11."""
     job, grade = bench(".job"), bench(".grade")
     fault = job.Fault("host", "forward", (1,), 12.0, 50)
@@ -159,9 +157,7 @@ def begun_before(rows: Any, time_ns: int) -> Any:
 
 
 @pytest.mark.parametrize(("cpu", "cause"), [(1.0, "compute"), (0.0, "unknown")])
-def test_a_host_that_stalls_in_no_phase_computes_if_its_process_used_that_much_more_cpu(
-    bench: Any, cpu: float, cause: str
-) -> None:
+def test_a_host_that_stalls_in_no_phase_computes_if_its_process_used_cpu(bench: Any, cpu: float, cause: str) -> None:
     """Over the whole run: no step with a stall had its CPU time measured. Without the samples it is unknown."""
     run = bench("").simulate(bench(".families").job("rare long stalls", 225_010)).run
     (found,) = (verdict for verdict in judge(replace(run, metrics=scaled(run.metrics, cpu))).verdicts if verdict.ranks)

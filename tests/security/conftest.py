@@ -24,10 +24,8 @@ SECRET = "0123456789abcdef-the-secret"  # noqa: S105 - of these tests
 
 @pytest.fixture(scope="session")
 def authority(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An authority's folder with certificates of a collector, a relay and two nodes; one is expired.
-
-    ``other/`` has an authority that no one here knows, with a certificate of node n0.
-    """
+    """An authority's folder with certificates of a collector, a relay and two nodes; one is expired. ``other/`` has an
+    authority that no one here knows, with a certificate of node n0."""
     folder = tmp_path_factory.mktemp("pki") / "ours"
     pki.initialise(folder)
     year = datetime.timedelta(days=365)

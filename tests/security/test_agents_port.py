@@ -85,9 +85,7 @@ async def test_a_certificate_is_of_its_node(authority: Path, name: str | None, n
         ({}, "if it speaks TLS, give --tls-ca"),
     ],
 )
-async def test_an_agent_knows_its_collector(
-    authority: Path, secret: Path, client: dict[str, str], refusal: str
-) -> None:
+async def test_agents_know_their_collector(authority: Path, secret: Path, client: dict[str, str], refusal: str) -> None:
     """It sends its token to the collector whose authority or fingerprint it was given, and to no other."""
     named = dict(client)
     if "ca" in named:

@@ -1,7 +1,5 @@
-"""What others try on a collector: as another user, another job, another host, with hostile content.
-
-Each is refused with one clear line; what another job has is not shown and not changed, and the collector goes on.
-"""
+"""What others try on a collector: as another user, another job, another host, with hostile content. Each is refused
+with one clear line; what another job has is not shown and not changed, and the collector goes on."""
 
 import asyncio
 import base64

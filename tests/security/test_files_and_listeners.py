@@ -334,9 +334,7 @@ def test_a_web_config_protects_where_it_asks_who_connects(tmp_path: Path, text: 
             start()
 
 
-def test_tls_alone_is_logged_and_headers_leave_the_token(
-    authority: Path, secret: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_tls_alone_is_logged(authority: Path, secret: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """``--tls-cert`` alone lets everyone in; a page with headers alone and a secret needs a token."""
     line = "everyone who reaches it may send for every job"
     tls = {"listen": ":1", "tls_cert": f"{authority}/n0.pem", "tls_key": f"{authority}/n0.key"}

@@ -32,9 +32,7 @@ def reading(ranks: range, metric: Metric = BUSY, time_ns: int = 0) -> Reading:
         ([{}, {}], {}),
     ],
 )
-def test_a_phase_that_a_step_did_not_have_is_unmeasured(
-    phases: list[dict[str, int]], columns: dict[str, list[int]]
-) -> None:
+def test_a_phase_a_step_did_not_have_is_unmeasured(phases: list[dict[str, int]], columns: dict[str, list[int]]) -> None:
     """A row for each step in each column, in the steps' order."""
     builder = Builder("n")
     builder.steps(7, [StepRow("train", step, 10, 20, 8, one) for step, one in enumerate(phases)])
@@ -83,9 +81,7 @@ def test_of_the_series_of_jobs_that_are_over_none_is_kept() -> None:
         ("enqueue_ns", (UNMEASURED, 5), [UNMEASURED, 5]),
     ],
 )
-def test_a_column_that_says_nothing_of_any_call_is_not_sent(
-    column: str, values: tuple[int, int], sent: list[int]
-) -> None:
+def test_a_column_that_says_nothing_is_not_sent(column: str, values: tuple[int, int], sent: list[int]) -> None:
     """Its absence says the same; a column that says something of one row is whole."""
     row = Call("all_reduce", 1, 0, 10, 20, 8, 0, UNMEASURED, 7, UNMEASURED, UNMEASURED)
     builder = Builder("n")

@@ -225,9 +225,7 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     return state
 
 
-def test_a_full_disk_costs_two_lines_and_no_files(
-    spool: Spool, disk: set[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_full_disk_is_logged(spool: Spool, disk: set[str], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """One when it begins and one when it ends, however long it lasts, and nothing that the next agent stumbles over."""
     caplog.set_level("INFO")
     fill(spool, 3)
@@ -241,9 +239,7 @@ def test_a_full_disk_costs_two_lines_and_no_files(
     assert sent(spool) == list(range(1, 544))
 
 
-def test_what_memory_held_is_left_to_the_next_agent_where_the_disk_takes_it_again(
-    spool: Spool, disk: set[str], tmp_path: Path
-) -> None:
+def test_what_memory_held_goes_to_disk_once_that_takes_it_again(spool: Spool, disk: set[str], tmp_path: Path) -> None:
     """In its order, between what was written before and after."""
     fill(spool, 3)
     disk.add("full")
@@ -282,9 +278,7 @@ def test_what_a_killed_agent_s_memory_held_is_counted_by_the_next(spool: Spool, 
 
 
 @pytest.mark.parametrize("damage", ["magic", "bit", "gone"])
-def test_what_was_damaged_while_the_agent_was_away_is_counted(
-    spool: Spool, tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_damaged_data_is_counted(spool: Spool, tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture) -> None:
     """It does not stay pending for ever: one line says how much it was, and the rest is delivered."""
     fill(spool, 40, size=20_000)
     spool.close()

@@ -176,9 +176,7 @@ async def test_a_goodbye_comes_after_the_last_batch(spool: Spool) -> None:
     assert spool.ledger.pending == 0
 
 
-async def test_a_collector_that_goes_gets_what_there_is_and_the_next_one_the_rest(
-    spool: Spool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_collector_that_goes_leaves_the_rest_to_the_next(spool: Spool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Restarting a collector ends no agent of a running job: it lets go of the stream, and comes back."""
     monkeypatch.setattr(delivery_stream, "GONE_ATTEMPTS", 0)
 

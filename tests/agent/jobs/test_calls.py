@@ -124,9 +124,7 @@ HOSTILE = st.builds(
 
 
 @given(records=st.lists(HOSTILE, max_size=30))
-def test_whatever_records_hold_becomes_rows_that_can_be_sent(
-    ring_of_nothing: ring.Reader, records: list[bytes]
-) -> None:
+def test_what_records_hold_becomes_rows_that_can_be_sent(ring_of_nothing: ring.Reader, records: list[bytes]) -> None:
     """Who can write to a ring must not blind the node."""
     builder = RowBuilder()
     builder.feed(b"".join(records), ring_of_nothing)

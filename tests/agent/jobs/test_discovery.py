@@ -109,9 +109,7 @@ def test_workers_shells_and_plain_processes_are_no_ranks(host: Host) -> None:
     assert [one.pid for one in host.ranks] == [101]
 
 
-def test_processes_that_are_out_of_reach_are_said_once(
-    host: Host, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_processes_out_of_reach(host: Host, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """An agent that is not root sees its own user's ranks only, and says so; those it finds as ever."""
     caplog.set_level("INFO")
     for pid in (4242, 4243, 4244):

@@ -103,9 +103,7 @@ def test_a_rank_that_comes_just_before_the_lock_is_given_up_has_an_agent(
     assert free == [True]
 
 
-def test_a_rank_that_comes_just_after_the_decision_to_leave_has_an_agent(
-    served: Settings, rank: Callable[[], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_latecomer_has_an_agent(served: Settings, rank: Callable[[], Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """The agent that leaves does not read the start of its ring: the next one would read it again."""
     finish: Any = Agent.finish
 
@@ -165,9 +163,7 @@ def test_a_lock_that_was_removed_while_it_was_taken_is_none(folder: Path, monkey
     os.close(held)
 
 
-def test_who_only_asks_whether_the_lock_is_held_keeps_no_agent_away(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_asks_whether_the_lock_is_held_keeps_no_agent_away(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A rank, or another job's agent, holds it for an instant when it asks."""
     folder.mkdir()
     asking = (folder / "agent.lock").open("w")

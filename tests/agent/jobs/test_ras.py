@@ -1,8 +1,6 @@
-"""NCCL's RAS: what its answers say, whole, cut off and partial, and which ranks wait by them.
-
-The files of tests/fixtures/ras are answers of NCCL 2.28.9 in a job of two ranks on an H200: while it ran, while rank 1
-did not come to an all-reduce, while rank 1 was stopped, and after it was killed.
-"""
+"""NCCL's RAS: what its answers say, whole, cut off and partial, and which ranks wait by them. The files of
+tests/fixtures/ras are answers of NCCL 2.28.9 in a job of two ranks on an H200: while it ran, while rank 1 did not come
+to an all-reduce, while rank 1 was stopped, and after it was killed."""
 
 import asyncio
 import contextlib
@@ -182,9 +180,7 @@ BEFORE = HANG.replace(b'"AllReduce": 22', b'"AllReduce": 19').replace(b'"AllRedu
     ],
     ids=["the answer before did not have it", "no answer before", "a probe saw them just now", "and long ago"],
 )
-def test_a_wait_began_after_what_was_known_last(
-    answers: list[bytes], asked: tuple[int, ...], probe_saw: float | None, since: float
-) -> None:
+def test_when_a_wait_began(answers: list[bytes], asked: tuple[int, ...], probe_saw: float | None, since: float) -> None:
     """Not when it was first seen: a hang would be reported as late as RAS was asked. NCCL may have begun after a time
     without answers; of ranks that have stood for long when RAS is first asked, it is not known."""
     ranks = [process(0, 546), process(1, 547)]

@@ -274,9 +274,7 @@ def test_without_the_driver_nothing_is_imported(tmp_path: Path) -> None:
     assert "amdsmi" not in set(sys.modules) - before
 
 
-def test_a_package_without_its_shared_library_is_missing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_missing_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """What the package prints then does not reach stdout, where the agent says that it is ready."""
     (tmp_path / "kfd").touch()
     monkeypatch.setenv("ROCM_PATH", str(tmp_path))

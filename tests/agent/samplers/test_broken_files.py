@@ -152,9 +152,8 @@ def test_files_that_vanish_break_no_sampler(name: str, root: Path) -> None:
 
 @pytest.mark.parametrize("at", range(1, 40, 3))
 def test_a_file_may_vanish_while_a_sampler_reads(at: int, root: Path, damage: list[Callable[[bytes], bytes]]) -> None:
-    """The first reads of a tick work and all later ones fail.
-
-    What was read by then does no harm, failures are counted, and all are read again afterwards."""
+    """The first reads of a tick work and all later ones fail. What was read by then does no harm, failures are counted,
+    and all are read again afterwards."""
     runner = with_bystander(whole_node(root, FakeNvml(2)), *samplers.load().values())
     survives(runner, 0)
     before = set(runner.latest)

@@ -55,9 +55,7 @@ def test_a_lost_card_stops_no_other(gpu_host: Host, nvml: Any, caplog: pytest.Lo
     assert read_gpu(sampler)["up", "GPU-00000000"] == 1
 
 
-def test_what_a_card_does_not_support_is_not_asked_again(
-    gpu_host: Host, nvml: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_a_card_lacks_is_not_asked_again(gpu_host: Host, nvml: Any, caplog: pytest.LogCaptureFixture) -> None:
     """A missing value, one line in the log, and no further call."""
     sampler = Nvidia(gpu_host)
     nvml.fails["nvmlDeviceGetPowerUsage"] = {0: 3, 1: 3}
@@ -159,9 +157,7 @@ def test_a_link_that_is_reset_takes_nothing_from_the_total(gpu_host: Host, nvml:
     assert read_gpu(sampler)["nvlink_replay_errors_total", first] == 9 * LINKS + 2 * AT_ONCE
 
 
-def test_a_gpu_without_nvlinks_has_no_errors_on_them(
-    gpu_host: Host, nvml: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_gpu_without_nvlinks_has_no_link_errors(gpu_host: Host, nvml: Any, caplog: pytest.LogCaptureFixture) -> None:
     """Missing, not 0, and nothing to warn of; PCIe's are there. One whose links are all down has none that is up."""
     nvml.lacks = {52, 59, 38, 45, 161, 162, 163, 165}
     found = read_gpu(NvidiaLinkErrors(gpu_host))
@@ -264,9 +260,7 @@ def test_xids_are_heard_again_after_an_error(gpu_host: Host, nvml: Any, caplog: 
     assert len([record for record in caplog.records if "event stream failed" in record.message]) == 1
 
 
-def test_a_gpu_that_refuses_events_silences_no_other(
-    gpu_host: Host, nvml: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_gpu_refusing_events_silences_no_other(gpu_host: Host, nvml: Any, caplog: pytest.LogCaptureFixture) -> None:
     """The others' XIDs are heard; it is asked again, for it may come back; one line says so."""
     nvml.fails["nvmlDeviceRegisterEvents"] = {0: 15}
     sampler = NvidiaHealth(gpu_host)
@@ -308,9 +302,7 @@ def test_a_gpu_that_can_be_asked_nothing_is_neither_up_nor_down(gpu_host: Host, 
     assert math.isnan(read_gpu(Nvidia(gpu_host))["up", "GPU-00000000"])
 
 
-def test_a_lost_gpu_takes_no_other_s_instances_along(
-    gpu_host: Host, nvml: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_lost_gpu_takes_no_other_instances_along(gpu_host: Host, nvml: Any, caplog: pytest.LogCaptureFixture) -> None:
     """Its own are missing, and one line says so."""
     nvml.instances.update({0: ["MIG-a"], 1: ["MIG-b"]})
     sampler = NvidiaMig(gpu_host)

@@ -92,9 +92,7 @@ def test_a_call_that_never_returns_keeps_no_tick(gpu_host: Host, nvml: Any, free
     assert gpu_host.counts.success == {"node": 1, "nvidia": 0, "nvidia_state": 0}
 
 
-def test_a_gpu_that_hangs_stops_no_other(
-    gpu_host: Host, nvml: Any, free: threading.Event, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_hung_gpu_is_down(gpu_host: Host, nvml: Any, free: threading.Event, caplog: pytest.LogCaptureFixture) -> None:
     """After ten seconds the others are read; of it alone is said that it is down; one line, and one error counted."""
     runner = made(gpu_host, "nvidia", "nvidia_gpm", "nvidia_processes", "nvidia_state")
     hang(runner, nvml, "nvmlDeviceGetPowerUsage", free)
@@ -144,9 +142,7 @@ def test_a_driver_that_is_being_loaded_has_not_failed(
     assert [record.levelname for record in caplog.records] == ([] if comes else ["WARNING"])
 
 
-def test_what_was_read_by_a_thread_that_was_given_up_counts_nowhere(
-    gpu_host: Host, nvml: Any, free: threading.Event
-) -> None:
+def test_what_a_thread_given_up_read_counts_nowhere(gpu_host: Host, nvml: Any, free: threading.Event) -> None:
     """It neither goes on to the next GPU nor hands in what it had."""
     runner = made(gpu_host, "nvidia")
     given_up = hang_for_long(runner, nvml, free)
@@ -158,9 +154,7 @@ def test_what_was_read_by_a_thread_that_was_given_up_counts_nowhere(
     assert {one.time_ns for one in runner.run(113 * NS, everything=True)} == {113 * NS}
 
 
-def test_a_thread_that_has_the_number_of_one_that_was_given_up_may_ask(
-    gpu_host: Host, nvml: Any, free: threading.Event
-) -> None:
+def test_a_thread_with_the_number_of_one_given_up_may_ask(gpu_host: Host, nvml: Any, free: threading.Event) -> None:
     """Once a thread has ended the system gives its number to the next, before a tick has seen that it ended."""
     runner = made(gpu_host, "nvidia")
     given_up = hang_for_long(runner, nvml, free)
@@ -209,9 +203,7 @@ def test_an_answer_that_comes_late_is_taken_at_the_next_tick(gpu_host: Host, nvm
     assert +gpu_host.counts.errors == {}
 
 
-def test_a_late_answer_of_the_tick_before_has_a_moment_of_its_own(
-    gpu_host: Host, nvml: Any, free: threading.Event
-) -> None:
+def test_a_late_answer_of_the_tick_before_has_its_own_moment(gpu_host: Host, nvml: Any, free: threading.Event) -> None:
     """At an interval of a second it comes in the very tick that asks again: of one moment there is one value."""
     runner = Runner({"nvidia": samplers.load()["nvidia"]}, gpu_host, NS, patience_s=PATIENT)
     found = runner.run(0)
@@ -256,9 +248,7 @@ def asked_of_a_gpu() -> list[str]:
 
 @pytest.mark.parametrize("late", [False, True], ids=["from the start", "later"])
 @pytest.mark.parametrize("call", asked_of_a_gpu())
-def test_in_whatever_call_a_gpu_hangs_it_takes_no_other_along(
-    gpu_host: Host, nvml: Any, free: threading.Event, call: str, late: bool
-) -> None:
+def test_a_hang_in_any_call_stops_one(gpu_host: Host, nvml: Any, free: threading.Event, call: str, late: bool) -> None:
     """The read names its GPU: that one is left out, and all samplers read the other."""
     nvml.instances = {0: ["MIG-0"], 1: ["MIG-1"]}
     nvml.processes = {0: [(1, 1)], 1: [(2, 1)]}
@@ -278,9 +268,7 @@ def test_in_whatever_call_a_gpu_hangs_it_takes_no_other_along(
     assert gpu_host.counts.success == dict.fromkeys((*names, "node"), 1)
 
 
-def test_a_gpu_of_no_known_name_that_hangs_takes_no_other_along(
-    gpu_host: Host, nvml: Any, free: threading.Event
-) -> None:
+def test_a_nameless_gpu_that_hangs_takes_no_other_along(gpu_host: Host, nvml: Any, free: threading.Event) -> None:
     """One that did not answer at first tells of an XID error: it is asked who it is."""
     runner = made(gpu_host, "nvidia", "nvidia_health")
     at(runner, 0)

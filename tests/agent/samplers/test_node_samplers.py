@@ -174,9 +174,7 @@ def test_files_of_a_rank_that_are_out_of_reach_are_said_once(host: Host, caplog:
     ]
 
 
-def test_reads_of_a_rank_that_ends_are_missing_and_never_taken_for_unreadable(
-    host: Host, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_reads_of_a_rank_that_ends_are_missing_and_not_unreadable(host: Host, caplog: pytest.LogCaptureFixture) -> None:
     """Bytes of storage while it runs; once it has gone nothing is said, and nothing is 0."""
     write(host.proc / str(PID), {"stat": stat(PID, "python", 100), "io": IO})
     sampler = ProcessIo(host)
@@ -339,9 +337,7 @@ def test_all_tasks_waiting_for_a_cpu_means_nothing_of_a_node(host: Host) -> None
 
 
 @pytest.mark.parametrize(("refused", "left"), [({"irq"}, {"cpu", "io"}), ({"cpu", "io", "irq"}, set())])
-def test_pressure_that_is_not_kept_is_no_error(
-    host: Host, monkeypatch: pytest.MonkeyPatch, refused: set[str], left: set[str]
-) -> None:
+def test_pressure_is_not_kept(host: Host, monkeypatch: pytest.MonkeyPatch, refused: set[str], left: set[str]) -> None:
     """RHEL 8 and 9 have the files and refuse to read them: missing, with what to do, and not a failure each tick."""
     line = "some avg10=1.00 avg60=1.00 avg300=1.00 total=2500000\n"
     write(host.proc / "pressure", dict.fromkeys(("cpu", "io", "irq"), line))

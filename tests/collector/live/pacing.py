@@ -53,10 +53,8 @@ def _loop() -> asyncio.AbstractEventLoop:
 
 
 class Paced:
-    """Jobs that send data all the time.
-
-    CPU seconds of judging are ``whole_s``, and ``look_s`` by the least rows of an incremental evaluation; ``names``
-    are the ranks that full evaluations and newest steps name."""
+    """Jobs that send data all the time. CPU seconds of judging are ``whole_s``, and ``look_s`` by the least rows of an
+    incremental evaluation; ``names`` are the ranks that full evaluations and newest steps name."""
 
     def __init__(
         self,

@@ -70,9 +70,7 @@ def test_while_a_window_is_judged_no_other_is_while_cores_are_full(full: bool) -
     ("full", "first", "took", "most"),
     [(True, 50_000, 1.0, 150_000), (True, 50_000, 0.1, 300_000), (False, 400_000, 1.0, 400_000)],
 )
-def test_a_window_is_as_long_as_its_evaluation_may_take_while_cores_are_full(
-    full: bool, first: int, took: float, most: int
-) -> None:
+def test_a_window_is_as_long_as_full_cores_allow(full: bool, first: int, took: float, most: int) -> None:
     """A second for 100,000 rows: 150,000 may take one and a half. Costs grow faster than rows, so windows grow by three
     at most; the first one is small."""
     used = [0.0]

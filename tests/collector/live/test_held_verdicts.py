@@ -42,10 +42,8 @@ WHOLE_S, LOOK_S = 0.3, 0.02
 def judged_live(
     scenario: Scenario, used: list[float] | None = None, *, marked: bool = True
 ) -> Iterator[tuple[float, dict[str, Any], list[dict[str, Any]]]]:
-    """When, the report and its events, of each judgement of the job as its agents' batches come in.
-
-    With a list, judging is made to cost much: what each full and incremental evaluation takes is added to it.
-    """
+    """When, the report and its events, of each judgement of the job as its agents' batches come in. With a list,
+    judging is made to cost much: what each full and incremental evaluation takes is added to it."""
     job = Job.of(scenario)
     definitions = Definitions()
     decoder, clock = Decoder(definitions), NodeClock(0, 10**18)

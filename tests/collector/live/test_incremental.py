@@ -63,9 +63,7 @@ def costs(**found: float) -> Outcome:
         (NOTHING, NOTHING, Outcome({}, 100.0, None), False),
     ],
 )
-def test_news_is_who_begins_or_ends_and_what_becomes_dearer_or_longer(
-    held: Outcome, before: Outcome, now: Outcome, new: bool
-) -> None:
+def test_news_is_who_begins_or_ends_and_what_grows(held: Outcome, before: Outcome, now: Outcome, new: bool) -> None:
     """Against the claims at the last full evaluation: a long window names ranks that few steps do not show."""
     assert bool(new_claims(held, before, now)) == new
 
@@ -155,9 +153,7 @@ def test_a_slow_incremental_evaluation_reads_fewer_rows_and_more_again_later() -
 
 
 @pytest.mark.parametrize(("ranks", "look_s", "apart_s"), [(1024, 0.1, 1.5), (8192, 0.02, 1.5), (8192, 0.09, 3.0)])
-def test_jobs_of_thousands_of_ranks_are_looked_at_as_often_as_their_agents_report(
-    ranks: int, look_s: float, apart_s: float
-) -> None:
+def test_jobs_of_thousands_of_ranks_are_looked_at_as_agents_report(ranks: int, look_s: float, apart_s: float) -> None:
     """For three hundredths of a core; one of a thousand ranks has young verdicts whatever they take."""
     job = Paced(look_s=lambda rows: look_s)
     report = Report(JobSummary("j"), (), ranks=tuple(map(RankRow, range(ranks))))

@@ -1,7 +1,5 @@
-"""Verdicts as Events and annotations: what is written for which pod, however the API server answers.
-
-tests/kubernetes does the same with a real API server.
-"""
+"""Verdicts as Events and annotations: what is written for which pod, however the API server answers. tests/kubernetes
+does the same with a real API server."""
 
 import json
 import ssl

@@ -192,9 +192,7 @@ def test_what_a_receiver_refuses_is_not_sent_again(receiver: Receiver) -> None:
     assert (receiver.events, out.failures, out.dropped) == (["opened"], 1, 1)
 
 
-def test_a_receiver_that_hangs_holds_up_neither_judging_nor_the_end(
-    receiver: Receiver, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_hung_receiver_holds_up_no_judging_and_no_end(receiver: Receiver, caplog: pytest.LogCaptureFixture) -> None:
     """Thousands of events take no time, and no memory beyond the queue; one line in the log, without a secret."""
     never = threading.Event()
     receiver.behaviours = [breaks_off, lambda _: never.wait()]

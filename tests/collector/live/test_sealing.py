@@ -40,9 +40,7 @@ def test_a_signal_ends_the_job_with_its_held_collector(collector_process, fake_a
     assert report["job"]["steps"] == 2
 
 
-async def test_killed_while_it_judges_a_collector_leaves_its_last_evaluation(
-    collecting, fake_agent, tmp_path, monkeypatch
-):
+async def test_a_collector_killed_while_it_judges_leaves_its_last_report(collecting, fake_agent, tmp_path, monkeypatch):
     """SIGKILL may come two seconds after SIGTERM: a report is there by then, and says what it is."""
     monkeypatch.setattr("hindmost_collector.collector.SIGNALLED_S", 0.0)
     monkeypatch.setattr("hindmost_collector.collector.LAST_WORD_S", 0.0)

@@ -69,9 +69,7 @@ def together(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
 @pytest.mark.parametrize("offset", [DAY, -DAY, -HOUR])
 @pytest.mark.parametrize("rank", [0, 3])
 @pytest.mark.parametrize("ppm", [0.0, 100.0, -100.0])
-def test_steps_in_one_rhythm_are_of_one_job(
-    tmp_path: Path, together: list[Any], rank: int, offset: int, ppm: float
-) -> None:
+def test_steps_in_rhythm_are_one_job(tmp_path: Path, together: list[Any], rank: int, offset: int, ppm: float) -> None:
     """The verdict is that of clocks which are together; a note says whose was set right, and by how much."""
     for one in range(4):
         write_steps(tmp_path, one, rhythm(1), **{"offset": offset, "ppm": ppm} if one == rank else {})

@@ -70,9 +70,7 @@ WORLD, NODE = 0xF0, 0x0A  # the node's group comes first by its number
         ([{NODE: at % 2 + 10 * (at // 2), WORLD: 4 + at} for at in range(4)], [4, 5, 6, 12], None),
     ],
 )
-def test_of_communicators_of_all_processes_the_largest_is_the_world(
-    inside: list[dict[int, int]], ranks: list[int], world: int | None
-) -> None:
+def test_the_largest_of_all_is_the_world(inside: list[dict[int, int]], ranks: list[int], world: int | None) -> None:
     """The group of the node's own ranks counts them from 0, and the world goes on."""
     if ranks[-1] == 12:
         inside[-1][WORLD] = 12

@@ -50,9 +50,7 @@ def test_each_trace_of_a_study_is_reported(tmp_path: Path, capsys: pytest.Captur
 
 
 @pytest.mark.parametrize("kind", ["json", "csv", "html"])
-def test_a_format_that_holds_one_report_asks_which(
-    tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_format_of_one_report_asks_which(tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Two JSON documents in a file are none."""
     _study(tmp_path, slow=2)
     assert main(["report", "--format", kind, str(tmp_path)]) == 2
@@ -86,9 +84,7 @@ def test_a_folder_of_the_hosts_of_one_job_is_that_job(tmp_path: Path) -> None:
     assert load(tmp_path).ranks["rank"].tolist() == [0, 1, 2, 3]
 
 
-def test_where_hindmost_run_was_typed_the_runs_below_are_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_where_run_was_typed_the_runs_below_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`hindmost run` writes them into `hindmost-runs`; the logs of the ranks in there are no recording."""
     newest = tmp_path / "hindmost-runs" / "job"
     write(simulate(Scenario(4, 20)).run, newest, "run")

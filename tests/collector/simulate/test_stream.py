@@ -102,9 +102,7 @@ BATCHES = 10
 
 @pytest.mark.parametrize("after", [1, BATCHES])
 @pytest.mark.parametrize(("said", "reason"), [("", "it gave no reason"), ("the disk is full", "the disk is full")])
-async def test_a_collector_that_leaves_is_reported_in_one_line(
-    capsys: pytest.CaptureFixture[str], after: int, said: str, reason: str
-) -> None:
+async def test_a_collector_may_leave(capsys: pytest.CaptureFixture[str], after: int, said: str, reason: str) -> None:
     """Whatever ends the streams before all is durable, one line names the collector and what it said; nothing else."""
 
     async def leaving(messages: Any, context: Any) -> None:

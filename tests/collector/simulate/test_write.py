@@ -143,9 +143,7 @@ def test_slightly_longer_computing_is_reported_as_compute_from_traces(tmp_path: 
 
 
 @pytest.mark.parametrize("layout", [{"layout": "dp"}, {"layout": "pp_dp", "pipeline": 2}])
-def test_a_run_made_some_steps_at_a_time_is_the_same_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: dict[str, Any]
-) -> None:
+def test_a_run_made_in_parts_is_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: dict[str, Any]) -> None:
     """What memory need not hold at once makes no difference to what is written."""
     scenario = Scenario(4, 12, seed=3, faults=(Fault("hang", (1,), onset=9),), **layout)
     write(simulate(scenario).run, tmp_path / "whole", "run")

@@ -79,9 +79,7 @@ def test_what_transfers_usually_take_is_known_of_twenty_steps_without_the_fault(
         (20.0, 80.0, None, 20.0),  # whether it did is unknown
     ],
 )
-def test_what_an_onset_took_is_what_a_repair_saves(
-    saved: float, waited: float, others: float | None, cost: float
-) -> None:
+def test_an_onset_took_what_a_repair_saves(saved: float, waited: float, others: float | None, cost: float) -> None:
     """As far as the job waited for the rank, and no other rank's work grew meanwhile."""
     assert StepTimeChange(longer=50.0, noise=2.0, steps=np.arange(9)).cost(saved, waited, others) == cost
 
@@ -142,9 +140,7 @@ def test_a_step_of_which_most_was_measured_shows_what_its_rank_waits_for() -> No
         (2.0, 0.2, 1, False),  # the other rank's limit is not known
     ],
 )
-def test_the_advice_is_to_raise_a_quota_that_the_other_rank_does_not_have(
-    other: float | None, stopped: float, sampled: int, raises: bool
-) -> None:
+def test_the_advice_is_to_raise_a_lower_quota(other: float | None, stopped: float, sampled: int, raises: bool) -> None:
     """The kernel says which control group each rank is in, how many CPUs that may use, and how long it was stopped."""
     run = paused_in_turn()
     limits = {"/slow": 0.5} | ({"/fast": other} if other else {})

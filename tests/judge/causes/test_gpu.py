@@ -100,9 +100,7 @@ WAITED = "hindmost_node_pressure_waiting_seconds_total"
 
 def late_in_forward(busy: float, written: float = 0.0, faults: float = 0.0, waited: float = 0.0) -> Run:
     """A job in which rank 1's forward on the GPU is 40 % of a step longer, that GPU being ``busy`` of the time.
-
-    ``written`` (bytes a second) and ``faults`` (a second) are that rank's alone; ``waited`` (s/s) is its node's.
-    """
+    ``written`` (bytes a second) and ``faults`` (a second) are that rank's alone; ``waited`` (s/s) is its node's."""
     run = simulate(Scenario(ranks=4, steps=100, seed=3, faults=(Fault("compute", (1,), 0.4),))).run
     table = run.metrics
     seconds = (table["time_ns"] - table["time_ns"].min()) / 1e9

@@ -44,9 +44,7 @@ def test_an_input_that_all_ranks_hide_is_reported_for_all() -> None:
 
 
 @pytest.mark.parametrize(("share", "part"), [(0.0, False), (0.2, True)])
-def test_of_a_partly_hidden_input_that_part_is_reported(
-    share: float, part: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_hidden_part_of_an_input_is_reported(share: float, part: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """All of it costs nothing where nearly all is covered; else a repair saves the rest."""
     monkeypatch.setattr(loading, "input_share", lambda *_: share)
     (note,) = reported(judge(fetching(dict.fromkeys(range(4), 40.0))))

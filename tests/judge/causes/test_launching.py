@@ -35,9 +35,7 @@ def _same(value: float) -> Any:
     ("waited", "forward", "gpu", "fed"),
     [(0.0, 5.0, 5.0, True), (0.0, 3.0, 8.0, False), (30.0, 12.0, 8.0, False)],
 )
-def test_a_gpu_is_fed_from_hand_to_mouth_where_it_takes_as_long_as_its_host(
-    waited: float, forward: float, gpu: float, fed: bool
-) -> None:
+def test_a_gpu_as_slow_as_its_host_is_launch_bound(waited: float, forward: float, gpu: float, fed: bool) -> None:
     """Not where forward takes the GPU longer, and not where what it runs was launched long before."""
     found = launch_bound.launch_bound_steps(_blocks(_same(waited), _same(20.0), forward, gpu))
     assert found is not None
@@ -66,10 +64,8 @@ FORWARD, OPTIMIZER, THEN, STEP = 8.0, 3.0, 1.0, 33.0
 
 def _marked(behind: Any, host: Any, longer: Any) -> Any:
     """Steps of ranks whose GPUs are ``behind`` [R, S] ms when the host is ready, whose hosts take ``host`` [R, S] ms to
-    launch forward, and that compute ``longer`` [R, S] ms; every 16th step's forward is timed.
-
-    Of a GPU that has caught up forward ends with its launching.
-    """
+    launch forward, and that compute ``longer`` [R, S] ms; every 16th step's forward is timed. Of a GPU that has caught
+    up forward ends with its launching."""
     ready = np.arange(STEPS)[None, :] * STEP * MS + np.zeros((RANKS, 1))
     done = ready + (behind - OPTIMIZER) * MS
     began = np.maximum(ready, ready + behind * MS)

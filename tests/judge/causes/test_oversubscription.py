@@ -29,9 +29,7 @@ def on(*allowed: str) -> dict[int, frozenset[int]]:
         (("", "0", "0"), [Oversubscription((1, 2), cpus("0"))]),
     ],
 )
-def test_ranks_are_oversubscribed_where_their_cpus_are_fewer(
-    allowed: tuple[str, ...], found: list[Oversubscription]
-) -> None:
+def test_ranks_with_fewer_cpus_are_oversubscribed(allowed: tuple[str, ...], found: list[Oversubscription]) -> None:
     """Hall's condition; the largest set holds the smaller ones, and a rank of unknown CPUs is in none."""
     assert oversubscriptions(on(*allowed)) == found
 

@@ -16,10 +16,8 @@ NOTE = "queued work hides it in most steps"
 def fetching(
     input_ms: float, late_ms: float, often: int, steps: int = STEPS, part: str = "input_ns"
 ) -> tuple[Run, float]:
-    """A job whose rank 2 waits so long for its input in each step, and what that costs, ms a step.
-
-    It is late by a part of it, and by all of it in every so many steps, as where its host waits for its GPU then.
-    """
+    """A job whose rank 2 waits so long for its input in each step, and what that costs, ms a step. It is late by a part
+    of it, and by all of it in every so many steps, as where its host waits for its GPU then."""
     delays = np.zeros((RANKS, steps, BUCKETS))
     calm = run(delays)[1]
     delays[2, :, 0] = late_ms * 1e6

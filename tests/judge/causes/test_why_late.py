@@ -23,9 +23,7 @@ def _reported(found: tuple[Verdict, ...]) -> list[tuple[str | None, int | None, 
 
 @pytest.mark.parametrize(("first", "second"), [(0.1, 0.2), (0.2, 0.1)])
 @pytest.mark.parametrize(("before", "after"), [("compute", "input"), ("gpu_throttle", "compute")])
-def test_what_takes_over_at_another_level_is_not_on_top_of_what_is_over(
-    before: str, after: str, first: float, second: float
-) -> None:
+def test_what_takes_over_is_not_on_top_of_what_is_over(before: str, after: str, first: float, second: float) -> None:
     """Nothing of the one is measured in the steps of the other: neither is late by the other anyway."""
     faults = (Fault(before, (2,), first, 20, 60), Fault(after, (2,), second, 60))
     found = judge(simulate(Scenario(8, 120, seed=5, layout="fsdp", faults=faults)).run).verdicts

@@ -96,7 +96,6 @@ def test_of_two_ranks_one_that_is_much_later_now_and_then_stalls(lengths: float)
 @pytest.mark.parametrize(("size", "duty"), [(0.6, 0.06), (1.5, 0.15)])
 def test_a_stalling_rank_that_becomes_slow_is_slow_since_then_at_each_evaluation(size: float, duty: float) -> None:
     """A rank that is slow in nearly all steps since one, and never before, does not just stall on CPUs that others use.
-
     The slow steps are no cluster of stalls, of which the beginning is the first."""
     faults = (Fault("compute", (3,), 0.2, 100), Fault("input", (3,), size, duty=duty))
     run = simulate(Scenario(8, 220, seed=5, faults=faults)).run

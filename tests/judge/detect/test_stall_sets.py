@@ -64,8 +64,7 @@ def test_of_two_lasting_kinds_of_steps_no_rank_is_in_a_set() -> None:
 
 def _blocks(count: int, held: dict[int, Any], grows: str = "steps") -> Any:
     """As much of blocks as is looked at: some of ``count`` ranks come 20 ms after the others in the steps that are
-    ``held``, and what grows by that: the steps, the ranks' forward, or nothing.
-    """
+    ``held``, and what grows by that: the steps, the ranks' forward, or nothing."""
     draws = np.random.default_rng(7)
     steps = len(next(iter(held.values())))
     late, forward = draws.normal(0, 0.1e6, (count, steps)), draws.normal(30e6, 0.1e6, (count, steps))
@@ -88,10 +87,8 @@ def _each(rows: range, steps: int = 120) -> dict[int, Any]:
 
 @pytest.mark.parametrize("grows", ["steps", "forward", "nothing"])
 def test_of_most_ranks_something_grows_where_they_stall(grows: str) -> None:
-    """Five of eight that seem late are so only where a step, or a part of their self time, is longer then.
-
-    Otherwise the other three are ahead, with lighter batches for example, and no rank holds the others back.
-    """
+    """Five of eight that seem late are so only where a step, or a part of their self time, is longer then. Otherwise
+    the other three are ahead, with lighter batches for example, and no rank holds the others back."""
     blocks = _blocks(8, _each(range(5)), grows)
     assert sorted(intermittent.find_stall_sets(blocks, DEFAULT)) == ([] if grows == "nothing" else list(range(5)))
 
@@ -111,9 +108,7 @@ def test_of_very_many_that_stall_no_few_are_looked_for(count: int, reported: boo
 
 
 @pytest.mark.parametrize(("count", "sorted_out"), [(256, True), (257, False)])
-def test_ranks_of_a_large_job_are_set_against_their_median(
-    count: int, sorted_out: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_jobs_are_set_against_their_median(count: int, sorted_out: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ordering all ranks in each step takes longer than the rest of an evaluation, and few can move the median of so
     many."""
     asked: list[int] = []

@@ -10,11 +10,9 @@ MS = 1e6
 def run(
     host: Floats, gpu: float, *, waits: str, lag: int = 1, transfer: float = 0.5, launches: bool = True
 ) -> Timeline:
-    """The timeline of hosts with this work [P, R, S] ms, and GPUs that take ``gpu`` ms for what a step launches.
-
-    Hosts wait for the last collective of the ``step`` before ``other`` ends, of the step ``lag`` before as ``forward``
-    ends (``before``), or of the step before as it begins (``copy``) or once a quarter of it is launched (``queue``).
-    """
+    """The timeline of hosts with this work [P, R, S] ms, and GPUs that take ``gpu`` ms for what a step launches. Hosts
+    wait for the last collective of the ``step`` before ``other`` ends, of the step ``lag`` before as ``forward`` ends
+    (``before``), or of the step before as it begins (``copy``) or once a quarter of it is launched (``queue``)."""
     phases, ranks, steps = host.shape
     now, busy = np.zeros(ranks), np.zeros(ranks)
     began, arrived, left = (np.zeros((ranks, steps)) for _ in range(3))

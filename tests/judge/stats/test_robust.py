@@ -36,9 +36,7 @@ def test_median_is_of_what_is_known(axis: int | None, block: np.ndarray[tuple[in
     seed=st.integers(0, 1000),
     unknown=st.sampled_from([0.0, 0.0, 0.01, 0.5]),
 )
-def test_median_of_many_is_numpys(
-    axis: int | None, dtype: type, shape: tuple[int, int], seed: int, unknown: float
-) -> None:
+def test_the_median_is_numpys(axis: int | None, dtype: type, shape: tuple[int, int], seed: int, unknown: float) -> None:
     """For any number of values in a line and of lines, even or odd: every algorithm gives the same bits."""
     random = np.random.default_rng(seed)
     block = (random.integers(0, 50, shape) if seed % 2 else random.normal(0, 1e9, shape)).astype(dtype)

@@ -14,10 +14,8 @@ STEPS = 60
 
 
 def job(late: Any, computes: Any, *, members: Any = None) -> Run:
-    """Steps of ranks whose input is ``late`` [R] (ms) and who ``computes`` [R] in forward, all on the GPU.
-
-    Those of one of ``members`` [R] meet at the beginning of forward (``None``: none does), all at backward's end.
-    """
+    """Steps of ranks whose input is ``late`` [R] (ms) and who ``computes`` [R] in forward, all on the GPU. Those of one
+    of ``members`` [R] meet at the beginning of forward (``None``: none does), all at backward's end."""
     late, computes = np.asarray(late, float), np.asarray(computes, float)
     ranks = len(computes)
     groups = np.arange(ranks) if members is None else np.asarray(members)

@@ -344,11 +344,8 @@ SLOW = Load(ranks=4, compute=8.0, faults=[{"rank": 2, "compute": 4.0}])
 
 
 def split(run: Run, computed_ns: int = 0, polls: int | None = None, each: int = 1) -> Run:
-    """The run with ``each`` collectives for every one, started 1 us apart so long before the waits for them.
-
-    The rank ``polls`` polls for them unrecorded: that leaves no wait. What it computes meanwhile it had computed
-    before.
-    """
+    """The run with ``each`` collectives for every one, started 1 us apart so long before the waits for them. The rank
+    ``polls`` polls for them unrecorded: that leaves no wait. What it computes meanwhile it had computed before."""
     calls = run.collectives
     unmeasured = np.full(len(calls["rank"]), -1)
     parts = []

@@ -130,10 +130,8 @@ def test_exchanges_tell_steps_where_ranks_meet_only_now_and_then() -> None:
 
 @pytest.mark.parametrize("sources", [True, False], ids=["all known", "any source"])
 def test_far_ranks_do_not_wait_for_each_others_noise(sources: bool) -> None:
-    """Of 16 ranks in a row whose steps vary by a fifth a slow one costs what it works longer: others catch up.
-
-    Who receives of any source waits for those that send to it.
-    """
+    """Of 16 ranks in a row whose steps vary by a fifth a slow one costs what it works longer: others catch up. Who
+    receives of any source waits for those that send to it."""
     noise = np.random.default_rng(3).gamma(1.0, 2 * MS, (16, 300))
     own = 10 * MS + noise
     slow = own.copy()
@@ -272,10 +270,8 @@ OPERATIONS = {"r": "recv", "s": "send", "g": "reduce"}
 
 
 def instead(run: Run, calls: dict[int, list[str]], root: int = 0, between: float = 0.0) -> Run:
-    """The run with these calls and a broadcast for each of its all-reduces.
-
-    ``between`` of a rank's self time is after the first of them.
-    """
+    """The run with these calls and a broadcast for each of its all-reduces. ``between`` of a rank's self time is after
+    the first of them."""
     met = run.collectives
     steps = int(met["seq"].max()) + 1
     came = met["start_ns"].reshape(4, steps)

@@ -25,9 +25,7 @@ from tests.runs import blocks_of
         (range(0), [], False),
     ],
 )
-def test_thresholds_are_of_few_steps_only_where_each_was_profiled(
-    marked: range, kinds: list[str], relaxed: bool
-) -> None:
+def test_thresholds_are_of_few_steps_where_each_was_profiled(marked: range, kinds: list[str], relaxed: bool) -> None:
     """Of steps that others do not mark nothing is known: that none is in the table does not say that all were."""
     blocks = blocks_of(simulate(Scenario(ranks=4, steps=30, seed=7)).run)
     found = settings_of_few_profiled(

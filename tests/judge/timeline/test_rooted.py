@@ -17,11 +17,9 @@ RANKS, STEPS = 4, 60
 
 
 def job(late: dict[int, float], *, every: int = 1, takes: float = 0.01) -> Run:
-    """Each step rank 0 broadcasts, all compute 10 ms, and reduce; ranks come ``late`` (ms) to the broadcast.
-
-    Late in every ``every``-th step. The receivers are done ``takes`` ms after the root came, who leaves at once. Times
-    are the GPU's, in a group of 4 ranks.
-    """
+    """Each step rank 0 broadcasts, all compute 10 ms, and reduce; ranks come ``late`` (ms) to the broadcast. Late in
+    every ``every``-th step. The receivers are done ``takes`` ms after the root came, who leaves at once. Times are the
+    GPU's, in a group of 4 ranks."""
     generator = np.random.default_rng(3)
     ready, parts = np.zeros(RANKS), []
     for step in range(STEPS):

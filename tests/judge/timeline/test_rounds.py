@@ -16,9 +16,7 @@ ROUND = (("all_gather", 1), ("all_gather", 2), ("reduce_scatter", 2), ("reduce_s
 
 def late(delays: tuple[float, ...], kinds: tuple[tuple[str, int], ...] = ROUND) -> Any:
     """[R] ms that ranks are late, in the typical step of one round for each of ``delays``: of rank 1, before it.
-
-    Between two collectives all compute 2 ms.
-    """
+    Between two collectives all compute 2 ms."""
     rows, ready = [], np.zeros(RANKS)
     for step in range(STEPS):
         seq = step * len(delays) * len(kinds)

@@ -19,9 +19,7 @@ def _of_the_last(run: Run, steps: int) -> Run:
 
 
 @pytest.mark.parametrize(("steps", "joined"), [(8, False), (20, True)])
-def test_collectives_that_are_not_judged_are_not_joined(
-    monkeypatch: pytest.MonkeyPatch, steps: int, joined: bool
-) -> None:
+def test_collectives_not_judged_are_not_joined(monkeypatch: pytest.MonkeyPatch, steps: int, joined: bool) -> None:
     """Those of eight steps are not looked at; whom the marks name is named either way."""
     made = simulate(Scenario(8, 60, seed=3, gpu_bound="compute", faults=(Fault("compute", (5,), 0.2),)))
     run, asked = _of_the_last(made.run, steps), []

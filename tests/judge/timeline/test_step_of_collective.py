@@ -14,10 +14,8 @@ SLOW, STEPS, EVERY = 20, 120, 12
 
 
 def run(slow: int, ahead: int = 0) -> Run:
-    """Two ranks over gloo: a gather of lengths and a synchronisation a step, eight gathers after every twelfth.
-
-    Rank 1 computes ``slow`` ms longer before the synchronisation, and its clock is ``ahead`` by so many ns.
-    """
+    """Two ranks over gloo: a gather of lengths and a synchronisation a step, eight gathers after every twelfth. Rank 1
+    computes ``slow`` ms longer before the synchronisation, and its clock is ``ahead`` by so many ns."""
     random = np.random.default_rng(3)
     calls: list[Table] = []
     marks: list[Table] = []

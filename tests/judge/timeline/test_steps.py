@@ -12,9 +12,7 @@ FORWARD, BETWEEN, STEP = 12e6, 0.4e6, 30e6
 
 def layered(first: int = 0, clock: float = 0.0) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], Marks]:
     """A model of twelve equal layers, three all-reduces each, its GPU two steps behind its host; two calls of start-up.
-
-    ``first`` is the step that the recording begins with, ``clock`` by how much the GPU's clock is ahead.
-    """
+    ``first`` is the step that the recording begins with, ``clock`` by how much the GPU's clock is ahead."""
     tokens = np.concatenate([[7, 8], np.tile([0, 1, 2], LAYERS * STEPS)])
     gap = np.full((STEPS, 3 * LAYERS), BETWEEN)
     gap[:, 0] = FORWARD

@@ -70,9 +70,7 @@ def test_where_all_ranks_log_alike_no_rank_is_named(ranks: int) -> None:
 
 def test_where_it_may_be_waiting_no_rank_is_named_for_it() -> None:
     """On a GPU, item() of a loss waits for every rank that the GPU waits for; without sync, a step waits at an unknown
-    place.
-
-    No rank is cleared either, for most of the late one's step is in no phase."""
+    place. No rank is cleared either, for most of the late one's step is in no phase."""
     run = job(2, {1: 10.0})
     on_gpus = replace(run, ranks=run.ranks | {"gpu_uuid": np.array(["GPU-0", "GPU-1"])})
     unseen = replace(run, steps=run.steps | {"sync_ns": np.full(2 * STEPS_MADE, -1)})

@@ -410,9 +410,7 @@ def test_what_ranks_have_left_is_not_kept(tmp_path: Path) -> None:
     ("end", "kept"),
     [({"exit_code": 0}, []), ({"interrupted_by": "SIGINT", "exit_code": 1}, [0, 2, 3]), ({"exit_code": 1}, [0, 2, 3])],
 )
-def test_who_finishes_because_of_a_ctrl_c_had_not_left_what_it_waited_in(
-    tmp_path: Path, end: dict[str, Any], kept: list[int]
-) -> None:
+def test_who_ends_by_ctrl_c_had_not_left_its_operation(tmp_path: Path, end: dict[str, Any], kept: list[int]) -> None:
     """Python closes its ring in order after a Ctrl-C or a time-out's exception: it counts until last seen."""
     looks = [(rank, at, life) for rank in range(4) for at, life in ((2, RUNNING), (60, FINISHED))]
     recorded(tmp_path, looks)

@@ -29,9 +29,7 @@ def crowded(
     since: int = 0,
 ) -> Run:
     """Four ranks on two CPUs, rank 1 late by 30 ms a step of 38.3: what its main thread queued, what its process ran.
-
-    Those that wait for it block, or, ``spinning``, run or queue all the time.
-    """
+    Those that wait for it block, or, ``spinning``, run or queue all the time."""
     faults = [{"rank": rank, "blocked": LATE_MS, "from": since} for rank in late]
     run = make(Load(kind="torch", steps=120, faults=faults))
     mine = np.isin(run.steps["rank"], late)
@@ -50,8 +48,7 @@ def jostled(
     queued: float = 0.58, spun: float = 0.013, faults: tuple[dict[str, float], ...] = (), steps: int = 150
 ) -> Run:
     """Four ranks on two CPUs that others use as well: all sleep 2 ms a step, rank 1 sleeps 7, and then all are in the
-    queue for a CPU, in a transfer of 7 ms; ``queued`` are the s/s that rank 1's process is, ``spun`` what it runs.
-    """
+    queue for a CPU, in a transfer of 7 ms; ``queued`` are the s/s that rank 1's process is, ``spun`` what it runs."""
     asleep = [{"rank": rank, "blocked": 7.0 if rank == 1 else 2.0} for rank in range(4)] + list(faults)
     rows = [("hindmost_node_cpus", "{}", 0, float(CPUS))]
     for rank in range(4):
@@ -104,9 +101,7 @@ def test_a_rank_that_sleeps_is_late_for_no_want_of_a_cpu(spinning: bool) -> None
 
 def stacked(run: Run, *lines: str, rank: int = 1, since: int = 0) -> Run:
     """Stacks of a rank, one a step, each with its main thread as ``idle`` or ``active`` and the line where it was.
-
-    Those ``in`` a line are taken in the middle of the step's call, others in the middle of the time before it.
-    """
+    Those ``in`` a line are taken in the middle of the step's call, others in the middle of the time before it."""
     calls = chosen(run.collectives, run.collectives["rank"] == rank)
     texts, times = [], []
     for at, (state, where, line) in enumerate((one.split() for one in lines), since + 1):

@@ -28,9 +28,7 @@ def _judged(folder: Path, forward_ms: list[float], optimizer_ms: list[float]) ->
     ("forward", "kind", "ranks"),
     [([7.0, 7.0, 7.0, 7.0], "insufficient_data", ()), ([7.0, 7.0, 7.9, 7.0], "straggler", (2,))],
 )
-def test_ranks_that_differ_in_their_work_alone_are_judged_by_it(
-    tmp_path: Path, forward: list[float], kind: str, ranks: tuple[int, ...]
-) -> None:
+def test_uneven_work_is_judged_as_such(tmp_path: Path, forward: list[float], kind: str, ranks: tuple[int, ...]) -> None:
     """What one has more of no other has less of elsewhere."""
     verdict = _judged(tmp_path, forward, [1.5, 1.5, 1.5, 1.5])
     assert (verdict.kind, verdict.ranks) == (kind, ranks)

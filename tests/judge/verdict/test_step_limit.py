@@ -205,9 +205,7 @@ def short_of_cpus(ranks: float, others: float) -> tuple[StepLimit, dict[str, Any
         (0.4, 1.5, "Other processes use 1.5 of the 2 CPUs of n1, ranks 0.4", "stop the other processes"),
     ],
 )
-def test_too_few_cpus_are_said_to_be_used_by_ranks_or_by_others(
-    ranks: float, others: float, said: str, do: str
-) -> None:
+def test_too_few_cpus_are_used_by_ranks_or_by_others(ranks: float, others: float, said: str, do: str) -> None:
     """Of the node where others use most; what to do follows from that, and the table has the wait for a CPU."""
     limit, report = short_of_cpus(ranks, others)
     assert limit.by == "cpu"

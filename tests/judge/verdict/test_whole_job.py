@@ -77,10 +77,8 @@ def test_a_rank_that_always_has_more_work_is_late_for_it() -> None:
 
 
 def host_bound(ended_ms: float, forward: float, step_ms: float = 100, resident: float | None = None) -> Run:
-    """A clean job whose hosts end each step so long before its GPUs, and take a share of the GPU's forward.
-
-    A kernel is ``resident`` on its GPUs for that share of the time, by default all of it.
-    """
+    """A clean job whose hosts end each step so long before its GPUs, and take a share of the GPU's forward. A kernel is
+    ``resident`` on its GPUs for that share of the time, by default all of it."""
     run = simulate(Scenario(seed=7, step_ms=step_ms)).run
     if resident is not None:
         value = np.where(run.metrics["name"] == "hindmost_gpu_utilization_ratio", resident, run.metrics["value"])

@@ -79,9 +79,7 @@ def trace(
     replicas: int, stages: int, swing: float, slow: dict[tuple[int, int], float], seed: int = 1, each: float = 0.01
 ) -> Run:
     """Thirty steps of eight micro-batches of uneven length; ``slow`` workers by (replica, stage) take longer by that.
-
-    Healthy workers differ by ``each`` from operation to operation. All meet at the end of a step.
-    """
+    Healthy workers differ by ``each`` from operation to operation. All meet at the end of a step."""
     random = np.random.default_rng(seed)
     length = np.exp(random.normal(0, swing, (30, replicas, 1, 1, 8)))
     slower = np.ones((replicas, stages, 1, 1))

@@ -39,9 +39,7 @@ def test_where_work_is_not_counted_the_gpus_time_stands_for_it(ranks: int, fault
 
 
 @pytest.mark.parametrize(("ranks", "seed"), [(4, 1), (16, 1), (16, 2), (16, 4)])
-def test_a_gpu_that_becomes_slow_among_uncounted_work_is_repaired_of_all_that_it_takes_longer(
-    ranks: int, seed: int
-) -> None:
+def test_a_gpu_that_becomes_slow_among_uncounted_work_is_repaired_in_full(ranks: int, seed: int) -> None:
     """By its time alone its work became more: work comes and goes, and a slow GPU stays."""
     job = Scenario(ranks, 130, seed, varying_lengths=0.18, faults=(Fault("compute", (3,), 0.25, onset=60),))
     assert _cost_over_truth(job, counted=False) == pytest.approx(1.0, abs=0.2)
