@@ -154,10 +154,23 @@ class HungCard(Card):
         return [0.0]
 
 
+class Maker(NamedTuple):
+    """How a maker's library is opened (which gives its ``lib``, ``devices`` and ``hung``), and its errors understood.
+
+    ``opened`` raises ``Absent`` where there is no GPU of this maker.
+    """
+
+    opened: Callable[[Host], Any]
+    trouble: Callable[[Exception], Trouble]
+
+
 class GpuSampler(Sampler):
-    """Base of the samplers of all GPU makers: ``cards`` finds the GPUs, the rest is alike."""
+    """Base of the samplers of all GPU makers: ``calls`` says what a GPU is asked, the rest is alike."""
 
     asks_driver = GPU
+    maker: Maker
+    #: Whether this is the maker's sampler that says which GPUs are up.
+    says_up = False
 
     def __init__(self, host: Host) -> None:
         super().__init__(host)
@@ -166,8 +179,14 @@ class GpuSampler(Sampler):
         self.series = self.fixed()
 
     @abstractmethod
+    def calls(self, lib: Any, device: Any) -> Sequence[Call]:
+        """What this GPU is asked at each reading, of the maker's library."""
+
     def cards(self) -> list[Card]:
         """The GPUs of this node. Raises ``Absent`` when there is none."""
+        found, trouble, up = self.maker.opened(self.host), self.maker.trouble, self.says_up
+        cards = [Card(device.uuid, self.calls(found.lib, device), trouble, up=up) for device in found.devices]
+        return [*cards, *(HungCard(device.uuid) for device in found.hung)] if up else cards
 
     def fixed(self) -> tuple[Series, ...]:
         """The series of all GPUs, in order."""
@@ -210,34 +229,29 @@ class Owners(Sampler):
     tells_why = True
     asks_driver = GPU
     metrics = (RANK, RANK_MEMORY)
-    #: What the maker's library raises.
-    error: type[Exception]
+    maker: Maker
+    #: The name of what the maker's library raises.
+    error: str
 
     def __init__(self, host: Host) -> None:
         super().__init__(host)
+        self._lib = self.maker.opened(host).lib
+        self._error: type[Exception] = getattr(self._lib, self.error)
         self._said: set[str] = set()
 
     @abstractmethod
-    def devices(self) -> Sequence[Any]:
-        """The GPUs that answer, each with its ``uuid``."""
-
-    @abstractmethod
-    def processes(self, device: Any) -> Iterable[tuple[int, float]]:
+    def processes(self, lib: Any, device: Any) -> Iterable[tuple[int, float]]:
         """Pid and bytes in use of each process on a GPU; NaN where the driver does not report the bytes."""
-
-    @abstractmethod
-    def trouble(self, error: Exception) -> Trouble:
-        """What an error of the library means."""
 
     def sample(self) -> list[float]:
         forget_ended(self.host)
-        return of_each(self, self.devices(), self._or_nothing)
+        return of_each(self, self.maker.opened(self.host).devices, self._or_nothing)
 
     def _or_nothing(self, device: Any) -> dict[Series, float]:
         try:
-            return owners(self.host, device.uuid, self.processes(device))
-        except self.error as error:  # a GPU that is lost takes no other's ranks along
-            if self.trouble(error) is not Trouble.UNSUPPORTED and device.uuid not in self._said:
+            return owners(self.host, device.uuid, self.processes(self._lib, device))
+        except self._error as error:  # a GPU that is lost takes no other's ranks along
+            if self.maker.trouble(error) is not Trouble.UNSUPPORTED and device.uuid not in self._said:
                 self._said.add(device.uuid)
                 log.warning("GPU %s: its processes could not be read (%s)", device.uuid, " ".join(str(error).split()))
             return {}

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from hindmost_agent.gpu import Call, Trouble, say_joined, say_silent, with_joined, without_hung
+from hindmost_agent.gpu import Call, Maker, Trouble, say_joined, say_silent, with_joined, without_hung
 from hindmost_agent.sampler import NAN, Absent, Asking, Host, Metric, series
 
 log = logging.getLogger(__name__)
@@ -111,6 +111,8 @@ def trouble(error: Exception) -> Trouble:
         return Trouble.UNSUPPORTED
     return Trouble.LOST if code in LOST else Trouble.PASSING
 
+
+NVIDIA = Maker(opened, trouble)
 
 #: A field that takes NVML longer than this is not asked for again: its value is not worth a training job's time.
 SLOW_US = 2_000

@@ -12,9 +12,8 @@ from typing import Any, NamedTuple
 from hindmost_agent import gpu
 from hindmost_agent.gpu import (
     Call,
-    Card,
     GpuSampler,
-    HungCard,
+    Maker,
     Owners,
     Trouble,
     ratio,
@@ -76,6 +75,9 @@ def trouble(error: Exception) -> Trouble:
     if isinstance(error, (KeyError, AttributeError)) or code is None or code in UNSUPPORTED:
         return Trouble.UNSUPPORTED
     return Trouble.LOST if code in LOST else Trouble.PASSING
+
+
+AMD = Maker(opened, trouble)
 
 
 def _open(host: Host) -> AmdSmi:
@@ -143,25 +145,18 @@ class Amd(GpuSampler):
 
     name = "amd"
     source = "AMD SMI"
+    maker = AMD
+    says_up = True
     metrics = (gpu.UP, gpu.UTILIZATION, gpu.MEMORY_BUSY, gpu.POWER, gpu.SM_CLOCK)
 
-    def cards(self) -> list[Card]:
-        amd = opened(self.host)
-        cards = [Card(device.uuid, _tick_calls(amd.lib, device), trouble, up=True) for device in amd.devices]
-        return [*cards, *(HungCard(device.uuid) for device in amd.hung)]
-
-
-def _tick_calls(lib: Any, device: Device) -> list[Call]:
-    handle, uuid = device.handle, device.uuid
-    return [
-        Call(
-            "utilisation",
-            (series(gpu.UTILIZATION, uuid), series(gpu.MEMORY_BUSY, uuid)),
-            partial(_activity, lib, handle),
-        ),
-        Call("power", (series(gpu.POWER, uuid),), partial(_power, lib, handle)),
-        Call("clock", (series(gpu.SM_CLOCK, uuid),), partial(_sm_clock, lib, handle)),
-    ]
+    def calls(self, lib: Any, device: Device) -> list[Call]:
+        handle, uuid = device.handle, device.uuid
+        rates = (series(gpu.UTILIZATION, uuid), series(gpu.MEMORY_BUSY, uuid))
+        return [
+            Call("utilisation", rates, partial(_activity, lib, handle)),
+            Call("power", (series(gpu.POWER, uuid),), partial(_power, lib, handle)),
+            Call("clock", (series(gpu.SM_CLOCK, uuid),), partial(_sm_clock, lib, handle)),
+        ]
 
 
 def _activity(lib: Any, handle: Any) -> tuple[float, float]:
@@ -190,24 +185,20 @@ class AmdState(GpuSampler):
     period = 5.0
     tells_why = True
     source = "AMD SMI"
+    maker = AMD
     metrics = (gpu.MEMORY_USED, gpu.MEMORY_TOTAL, gpu.TEMPERATURE, gpu.MEMORY_TEMPERATURE, gpu.MEMORY_CLOCK)
 
-    def cards(self) -> list[Card]:
-        amd = opened(self.host)
-        return [Card(device.uuid, _state_calls(amd.lib, device), trouble) for device in amd.devices]
-
-
-def _state_calls(lib: Any, device: Device) -> list[Call]:
-    handle, uuid = device.handle, device.uuid
-    memory = (series(gpu.MEMORY_USED, uuid), series(gpu.MEMORY_TOTAL, uuid))
-    kinds = lib.AmdSmiTemperatureType
-    vram = partial(_temperature, lib, handle, kinds.VRAM)
-    return [
-        Call("memory", memory, partial(_memory, lib, handle)),
-        Call("temperature", (series(gpu.TEMPERATURE, uuid),), partial(_temperature, lib, handle, _core(lib, handle))),
-        Call("memory temperature", (series(gpu.MEMORY_TEMPERATURE, uuid),), vram),
-        Call("memory clock", (series(gpu.MEMORY_CLOCK, uuid),), partial(_memory_clock, lib, handle)),
-    ]
+    def calls(self, lib: Any, device: Device) -> list[Call]:
+        handle, uuid = device.handle, device.uuid
+        memory = (series(gpu.MEMORY_USED, uuid), series(gpu.MEMORY_TOTAL, uuid))
+        core = partial(_temperature, lib, handle, _core(lib, handle))
+        vram = partial(_temperature, lib, handle, lib.AmdSmiTemperatureType.VRAM)
+        return [
+            Call("memory", memory, partial(_memory, lib, handle)),
+            Call("temperature", (series(gpu.TEMPERATURE, uuid),), core),
+            Call("memory temperature", (series(gpu.MEMORY_TEMPERATURE, uuid),), vram),
+            Call("memory clock", (series(gpu.MEMORY_CLOCK, uuid),), partial(_memory_clock, lib, handle)),
+        ]
 
 
 def _core(lib: Any, handle: Any) -> Any:
@@ -239,21 +230,12 @@ class AmdProcesses(Owners):
 
     name = "amd_processes"
     source = "AMD SMI"
+    maker = AMD
+    error = "AmdSmiException"
 
-    def __init__(self, host: Host) -> None:
-        super().__init__(host)
-        self._lib = opened(host).lib
-        self.error = self._lib.AmdSmiException
-
-    def devices(self) -> Sequence[Device]:
-        return opened(self.host).devices
-
-    def processes(self, device: Device) -> Iterable[tuple[int, float]]:
-        running = self._lib.amdsmi_get_gpu_process_list(device.handle)
+    def processes(self, lib: Any, device: Device) -> Iterable[tuple[int, float]]:
+        running = lib.amdsmi_get_gpu_process_list(device.handle)
         return ((one["pid"], number(one["memory_usage"]["vram_mem"])) for one in running)
-
-    def trouble(self, error: Exception) -> Trouble:
-        return trouble(error)
 
 
 #: PCIe generation by the transfers a second of a lane, in MT/s.
@@ -267,40 +249,33 @@ class AmdHealth(GpuSampler):
     name = "amd_health"
     period = 30.0
     source = "AMD SMI"
+    maker = AMD
     metrics = (
         gpu.INFO, gpu.SM_CLOCK_MAX, gpu.MEMORY_CLOCK_MAX, gpu.POWER_LIMIT, gpu.ECC, gpu.PCIE_WIDTH,
         gpu.PCIE_GENERATION, gpu.PCIE_REPLAYS, gpu.ENERGY,
     )  # fmt: skip
 
-    def cards(self) -> list[Card]:
-        amd = opened(self.host)
-        return [Card(device.uuid, _health_calls(amd.lib, device), trouble) for device in amd.devices]
+    def calls(self, lib: Any, device: Device) -> list[Call]:
+        handle, uuid = device.handle, device.uuid
+        identity = (uuid, str(device.number), "amd", device.model, device.pci_bus_id, device.driver)
+        ecc = (series(gpu.ECC, uuid, "yes"), series(gpu.ECC, uuid, "no"))
+        pcie = (series(gpu.PCIE_WIDTH, uuid), series(gpu.PCIE_GENERATION, uuid), series(gpu.PCIE_REPLAYS, uuid))
+        kinds = lib.AmdSmiClkType
+        # What never changes is asked for once.
+        most, memory_most = (cache(partial(_highest, lib, handle, kind)) for kind in (kinds.GFX, kinds.MEM))
+        return [
+            Call("identity", (series(gpu.INFO, *identity),), lambda: (1.0,)),
+            Call("highest clock", (series(gpu.SM_CLOCK_MAX, uuid),), most),
+            Call("highest memory clock", (series(gpu.MEMORY_CLOCK_MAX, uuid),), memory_most),
+            Call("power limit", (series(gpu.POWER_LIMIT, uuid),), partial(_limit, lib, handle)),
+            Call("ECC errors", ecc, partial(_ecc, lib, handle)),
+            Call("PCIe link", pcie, partial(_pcie, lib, handle)),
+            Call("energy", (series(gpu.ENERGY, uuid),), partial(_energy, lib, handle)),
+        ]
 
     def sample(self) -> list[float]:
         look_again(self.host)
         return super().sample()
-
-
-def _health_calls(lib: Any, device: Device) -> list[Call]:
-    handle, uuid = device.handle, device.uuid
-    identity = (uuid, str(device.number), "amd", device.model, device.pci_bus_id, device.driver)
-    ecc = (series(gpu.ECC, uuid, "yes"), series(gpu.ECC, uuid, "no"))
-    pcie = (series(gpu.PCIE_WIDTH, uuid), series(gpu.PCIE_GENERATION, uuid), series(gpu.PCIE_REPLAYS, uuid))
-    kinds = lib.AmdSmiClkType
-    return [
-        Call("identity", (series(gpu.INFO, *identity),), lambda: (1.0,)),
-        # What never changes is asked for once.
-        Call("highest clock", (series(gpu.SM_CLOCK_MAX, uuid),), cache(partial(_highest, lib, handle, kinds.GFX))),
-        Call(
-            "highest memory clock",
-            (series(gpu.MEMORY_CLOCK_MAX, uuid),),
-            cache(partial(_highest, lib, handle, kinds.MEM)),
-        ),
-        Call("power limit", (series(gpu.POWER_LIMIT, uuid),), partial(_limit, lib, handle)),
-        Call("ECC errors", ecc, partial(_ecc, lib, handle)),
-        Call("PCIe link", pcie, partial(_pcie, lib, handle)),
-        Call("energy", (series(gpu.ENERGY, uuid),), partial(_energy, lib, handle)),
-    ]
 
 
 def _highest(lib: Any, handle: Any, kind: Any) -> tuple[float]:
@@ -352,17 +327,13 @@ class AmdTable(GpuSampler):
     name = "amd_table"
     period = 10.0
     source = "AMD SMI, gpu_metrics"
+    maker = AMD
     metrics = (HELD_BACK, XGMI_READ, XGMI_WRITTEN)
 
-    def cards(self) -> list[Card]:
-        amd = opened(self.host)
-        return [Card(device.uuid, [_table_call(amd.lib, device)], trouble) for device in amd.devices]
-
-
-def _table_call(lib: Any, device: Device) -> Call:
-    reasons = (series(HELD_BACK, device.uuid, reason) for reason in REASONS.values())
-    fills = (*reasons, series(XGMI_READ, device.uuid), series(XGMI_WRITTEN, device.uuid))
-    return Call("table of metrics", fills, Table(lib, device.handle).read)
+    def calls(self, lib: Any, device: Device) -> list[Call]:
+        reasons = (series(HELD_BACK, device.uuid, reason) for reason in REASONS.values())
+        fills = (*reasons, series(XGMI_READ, device.uuid), series(XGMI_WRITTEN, device.uuid))
+        return [Call("table of metrics", fills, Table(lib, device.handle).read)]
 
 
 class Table:

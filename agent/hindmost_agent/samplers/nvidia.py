@@ -8,8 +8,8 @@ from functools import cache, lru_cache, partial
 from typing import Any
 
 from hindmost_agent import gpu
-from hindmost_agent.gpu import Call, Card, GpuSampler, HungCard, Owners, Trouble, of_each, ratio
-from hindmost_agent.nvml import Device, Field, Nvml, XidErrors, field_call, look_again, opened, trouble
+from hindmost_agent.gpu import Call, Card, GpuSampler, Owners, of_each, ratio
+from hindmost_agent.nvml import NVIDIA, Device, Field, XidErrors, field_call, look_again, opened
 from hindmost_agent.sampler import GPU, NAN, Absent, Host, Metric, Sampler, Series, counter, gauge, register, series
 
 #: Bits of the clocks event reasons, as nvml.h names them.
@@ -35,25 +35,21 @@ class Nvidia(GpuSampler):
 
     name = "nvidia"
     source = "NVML"
+    maker = NVIDIA
+    says_up = True
     metrics = (gpu.UP, gpu.UTILIZATION, gpu.MEMORY_BUSY, gpu.POWER, gpu.SM_CLOCK, MASK, ACTIVE)
 
-    def cards(self) -> list[Card]:
-        nvml = opened(self.host)
-        cards = [Card(device.uuid, _tick_calls(nvml.lib, device), trouble, up=True) for device in nvml.devices]
-        return [*cards, *(HungCard(device.uuid) for device in nvml.hung)]
-
-
-def _tick_calls(lib: Any, device: Device) -> list[Call]:
-    handle, uuid = device.handle, device.uuid
-    reasons = (series(MASK, uuid), *(series(ACTIVE, uuid, name) for name in REASONS.values()))
-    rates = (series(gpu.UTILIZATION, uuid), series(gpu.MEMORY_BUSY, uuid))
-    power, clock = lib.nvmlDeviceGetPowerUsage, partial(lib.nvmlDeviceGetClockInfo, handle, lib.NVML_CLOCK_SM)
-    return [
-        Call("utilisation", rates, partial(_utilization, lib, handle)),
-        Call("power", (series(gpu.POWER, uuid),), lambda: (power(handle) / 1e3,)),
-        Call("SM clock", (series(gpu.SM_CLOCK, uuid),), lambda: (clock() * 1e6,)),
-        Call("clocks event reasons", reasons, partial(_reasons, lib, handle)),
-    ]
+    def calls(self, lib: Any, device: Device) -> list[Call]:
+        handle, uuid = device.handle, device.uuid
+        reasons = (series(MASK, uuid), *(series(ACTIVE, uuid, name) for name in REASONS.values()))
+        rates = (series(gpu.UTILIZATION, uuid), series(gpu.MEMORY_BUSY, uuid))
+        power, clock = lib.nvmlDeviceGetPowerUsage, partial(lib.nvmlDeviceGetClockInfo, handle, lib.NVML_CLOCK_SM)
+        return [
+            Call("utilisation", rates, partial(_utilization, lib, handle)),
+            Call("power", (series(gpu.POWER, uuid),), lambda: (power(handle) / 1e3,)),
+            Call("SM clock", (series(gpu.SM_CLOCK, uuid),), lambda: (clock() * 1e6,)),
+            Call("clocks event reasons", reasons, partial(_reasons, lib, handle)),
+        ]
 
 
 def _utilization(lib: Any, handle: Any) -> tuple[float, float]:
@@ -84,26 +80,23 @@ class NvidiaState(GpuSampler):
     period = 5.0
     tells_why = True
     source = "NVML"
+    maker = NVIDIA
     metrics = (
         gpu.MEMORY_USED, gpu.MEMORY_TOTAL, gpu.TEMPERATURE, gpu.MEMORY_TEMPERATURE, gpu.MEMORY_CLOCK, PSTATE,
     )  # fmt: skip
 
-    def cards(self) -> list[Card]:
-        nvml = opened(self.host)
-        return [Card(device.uuid, _state_calls(nvml.lib, device), trouble) for device in nvml.devices]
-
-
-def _state_calls(lib: Any, device: Device) -> list[Call]:
-    handle, uuid = device.handle, device.uuid
-    memory = (series(gpu.MEMORY_USED, uuid), series(gpu.MEMORY_TOTAL, uuid))
-    clock = partial(lib.nvmlDeviceGetClockInfo, handle, lib.NVML_CLOCK_MEM)
-    return [
-        Call("memory", memory, partial(_memory, lib, handle)),
-        Call("temperature", (series(gpu.TEMPERATURE, uuid),), lambda: (lib.nvmlDeviceGetTemperature(handle, 0),)),
-        Call("memory temperature", (series(gpu.MEMORY_TEMPERATURE, uuid),), partial(_memory_temperature, lib, handle)),
-        Call("memory clock", (series(gpu.MEMORY_CLOCK, uuid),), lambda: (clock() * 1e6,)),
-        Call("performance state", (series(PSTATE, uuid),), partial(_pstate, lib, handle)),
-    ]
+    def calls(self, lib: Any, device: Device) -> list[Call]:
+        handle, uuid = device.handle, device.uuid
+        memory = (series(gpu.MEMORY_USED, uuid), series(gpu.MEMORY_TOTAL, uuid))
+        hot = (series(gpu.MEMORY_TEMPERATURE, uuid),)
+        clock = partial(lib.nvmlDeviceGetClockInfo, handle, lib.NVML_CLOCK_MEM)
+        return [
+            Call("memory", memory, partial(_memory, lib, handle)),
+            Call("temperature", (series(gpu.TEMPERATURE, uuid),), lambda: (lib.nvmlDeviceGetTemperature(handle, 0),)),
+            Call("memory temperature", hot, partial(_memory_temperature, lib, handle)),
+            Call("memory clock", (series(gpu.MEMORY_CLOCK, uuid),), lambda: (clock() * 1e6,)),
+            Call("performance state", (series(PSTATE, uuid),), partial(_pstate, lib, handle)),
+        ]
 
 
 def _memory(lib: Any, handle: Any) -> tuple[float, float]:
@@ -148,19 +141,15 @@ class NvidiaCounters(GpuSampler):
     name = "nvidia_counters"
     period = 60.0
     source = "NVML"
+    maker = NVIDIA
     metrics = (*dict.fromkeys(field.metric for field in FIELDS), gpu.PCIE_WIDTH)
 
-    def cards(self) -> list[Card]:
-        nvml = opened(self.host)
-        return [Card(device.uuid, _counter_calls(nvml.lib, device), trouble) for device in nvml.devices]
-
-
-def _counter_calls(lib: Any, device: Device) -> list[Call]:
-    width = partial(lib.nvmlDeviceGetCurrPcieLinkWidth, device.handle)
-    return [
-        field_call(lib, device, FIELDS),
-        Call("PCIe width", (series(gpu.PCIE_WIDTH, device.uuid),), lambda: (width(),)),
-    ]
+    def calls(self, lib: Any, device: Device) -> list[Call]:
+        width = partial(lib.nvmlDeviceGetCurrPcieLinkWidth, device.handle)
+        return [
+            field_call(lib, device, FIELDS),
+            Call("PCIe width", (series(gpu.PCIE_WIDTH, device.uuid),), lambda: (width(),)),
+        ]
 
 
 @register
@@ -169,21 +158,12 @@ class NvidiaProcesses(Owners):
 
     name = "nvidia_processes"
     source = "NVML"
+    maker = NVIDIA
+    error = "NVMLError"
 
-    def __init__(self, host: Host) -> None:
-        super().__init__(host)
-        self._lib = opened(host).lib
-        self.error = self._lib.NVMLError
-
-    def devices(self) -> Sequence[Device]:
-        return opened(self.host).devices
-
-    def processes(self, device: Device) -> Iterable[tuple[int, float]]:
-        running = self._lib.nvmlDeviceGetComputeRunningProcesses(device.handle)
+    def processes(self, lib: Any, device: Device) -> Iterable[tuple[int, float]]:
+        running = lib.nvmlDeviceGetComputeRunningProcesses(device.handle)
         return ((one.pid, NAN if one.usedGpuMemory is None else one.usedGpuMemory) for one in running)
-
-    def trouble(self, error: Exception) -> Trouble:
-        return trouble(error)
 
 
 log = logging.getLogger(__name__)
@@ -321,20 +301,21 @@ class NvidiaGpm(GpuSampler):
     # A sample takes 0.3 ms a GPU: at this period that is well below the cost of the tick's own calls.
     period = 5.0
     source = "NVML, GPM"
+    maker = NVIDIA
     metrics = tuple(metric for _, metric, _ in GPM)
 
     def cards(self) -> list[Card]:
-        nvml = opened(self.host)
-        cards = []
-        for device in nvml.devices:
-            self.host.asking.of(device.uuid)
-            if _supported(nvml.lib, device.handle):
-                read = Monitor(nvml.lib, device.handle).read
-                fills = tuple(series(metric, device.uuid) for metric in self.metrics)
-                cards.append(Card(device.uuid, [Call("GPM", fills, read)], trouble))
+        cards = [card for card in super().cards() if card.series]
         if not cards:
             raise Absent("no GPU here has a performance monitor (Hopper and later have)")
         return cards
+
+    def calls(self, lib: Any, device: Device) -> list[Call]:
+        self.host.asking.of(device.uuid)
+        if not _supported(lib, device.handle):
+            return []
+        fills = tuple(series(metric, device.uuid) for metric in self.metrics)
+        return [Call("GPM", fills, Monitor(lib, device.handle).read)]
 
 
 def _supported(lib: Any, handle: Any) -> bool:
@@ -362,6 +343,7 @@ class NvidiaHealth(GpuSampler):
     name = "nvidia_health"
     period = 30.0
     source = "NVML"
+    maker = NVIDIA
     metrics = (
         gpu.INFO, gpu.SM_CLOCK_MAX, gpu.MEMORY_CLOCK_MAX, gpu.POWER_LIMIT, gpu.ECC, REMAPPED, REMAP_PENDING,
         REMAP_FAILED, XIDS, XID,
@@ -372,9 +354,20 @@ class NvidiaHealth(GpuSampler):
         self._xids = XidErrors(opened(host).lib, host.asking)
         self._xids.hear(opened(host).devices)  # listens from now on
 
-    def cards(self) -> list[Card]:
-        nvml = opened(self.host)
-        return [Card(device.uuid, _health_calls(nvml, device), trouble) for device in nvml.devices]
+    def calls(self, lib: Any, device: Device) -> list[Call]:
+        handle, uuid = device.handle, device.uuid
+        identity = (uuid, str(device.number), "nvidia", device.model, device.pci_bus_id, opened(self.host).driver)
+        limit, most = lib.nvmlDeviceGetEnforcedPowerLimit, partial(lib.nvmlDeviceGetMaxClockInfo, handle)
+        sm_most, memory_most = _once(partial(most, lib.NVML_CLOCK_SM)), _once(partial(most, lib.NVML_CLOCK_MEM))
+        return [
+            Call("identity", (series(gpu.INFO, *identity),), lambda: (1.0,)),
+            Call("highest SM clock", (series(gpu.SM_CLOCK_MAX, uuid),), sm_most),
+            Call("highest memory clock", (series(gpu.MEMORY_CLOCK_MAX, uuid),), memory_most),
+            Call("power limit", (series(gpu.POWER_LIMIT, uuid),), lambda: (limit(handle) / 1e3,)),
+            Call("corrected ECC errors", (series(gpu.ECC, uuid, "yes"),), lambda: (_ecc(lib, handle, 0),)),
+            Call("uncorrected ECC errors", (series(gpu.ECC, uuid, "no"),), lambda: (_ecc(lib, handle, 1),)),
+            Call("remapped rows", _remapped(uuid), partial(lib.nvmlDeviceGetRemappedRows, handle)),
+        ]
 
     def sample(self) -> list[float]:
         look_again(self.host)
@@ -386,22 +379,6 @@ class NvidiaHealth(GpuSampler):
         found.update((series(XID, uuid, xid), count) for (uuid, xid), count in heard.items())
         self.series = (*self.fixed(), *found)
         return [*values, *found.values()]
-
-
-def _health_calls(nvml: Nvml, device: Device) -> list[Call]:
-    lib, handle, uuid = nvml.lib, device.handle, device.uuid
-    identity = (uuid, str(device.number), "nvidia", device.model, device.pci_bus_id, nvml.driver)
-    limit, most = lib.nvmlDeviceGetEnforcedPowerLimit, partial(lib.nvmlDeviceGetMaxClockInfo, handle)
-    sm_most, memory_most = _once(partial(most, lib.NVML_CLOCK_SM)), _once(partial(most, lib.NVML_CLOCK_MEM))
-    return [
-        Call("identity", (series(gpu.INFO, *identity),), lambda: (1.0,)),
-        Call("highest SM clock", (series(gpu.SM_CLOCK_MAX, uuid),), sm_most),
-        Call("highest memory clock", (series(gpu.MEMORY_CLOCK_MAX, uuid),), memory_most),
-        Call("power limit", (series(gpu.POWER_LIMIT, uuid),), lambda: (limit(handle) / 1e3,)),
-        Call("corrected ECC errors", (series(gpu.ECC, uuid, "yes"),), lambda: (_ecc(lib, handle, 0),)),
-        Call("uncorrected ECC errors", (series(gpu.ECC, uuid, "no"),), lambda: (_ecc(lib, handle, 1),)),
-        Call("remapped rows", _remapped(uuid), partial(lib.nvmlDeviceGetRemappedRows, handle)),
-    ]
 
 
 def _once(megahertz: Callable[[], float]) -> Callable[[], tuple[float]]:

@@ -7,8 +7,8 @@ from functools import partial
 from typing import Any
 
 from hindmost_agent import gpu
-from hindmost_agent.gpu import Call, Card, GpuSampler
-from hindmost_agent.nvml import Device, Field, field_call, field_value, opened, trouble
+from hindmost_agent.gpu import Call, GpuSampler
+from hindmost_agent.nvml import NVIDIA, Device, Field, field_call, field_value
 from hindmost_agent.sampler import NAN, Metric, counter, gauge, register, series
 
 ALL_LINKS = 0xFFFFFFFF
@@ -35,19 +35,15 @@ class NvidiaLinks(GpuSampler):
     name = "nvidia_links"
     period = 30.0
     source = "NVML"
+    maker = NVIDIA
     metrics = (gpu.PCIE_GENERATION, *dict.fromkeys(field.metric for field in FIELDS))
 
-    def cards(self) -> list[Card]:
-        nvml = opened(self.host)
-        return [Card(device.uuid, _traffic_calls(nvml.lib, device), trouble) for device in nvml.devices]
-
-
-def _traffic_calls(lib: Any, device: Device) -> list[Call]:
-    generation = partial(lib.nvmlDeviceGetCurrPcieLinkGeneration, device.handle)
-    return [
-        Call("PCIe generation", (series(gpu.PCIE_GENERATION, device.uuid),), lambda: (generation(),)),
-        field_call(lib, device, FIELDS),
-    ]
+    def calls(self, lib: Any, device: Device) -> list[Call]:
+        generation = partial(lib.nvmlDeviceGetCurrPcieLinkGeneration, device.handle)
+        return [
+            Call("PCIe generation", (series(gpu.PCIE_GENERATION, device.uuid),), lambda: (generation(),)),
+            field_call(lib, device, FIELDS),
+        ]
 
 
 #: NVML_NVLINK_MAX_LINKS, and the field that says whether a link is active (1).
@@ -90,20 +86,16 @@ class NvidiaLinkErrors(GpuSampler):
     name = "nvidia_link_errors"
     period = 300.0
     source = "NVML"
+    maker = NVIDIA
     metrics = (ACTIVE, *(metric for metric, _, _ in ERRORS), PCIE)
 
-    def cards(self) -> list[Card]:
-        nvml = opened(self.host)
-        return [Card(device.uuid, _error_calls(nvml.lib, device), trouble) for device in nvml.devices]
-
-
-def _error_calls(lib: Any, device: Device) -> list[Call]:
-    links = NvLinks(lib, device.handle)
-    return [
-        Call("NVLink states", (series(ACTIVE, device.uuid),), links.active),
-        Call("NVLink errors", tuple(series(metric, device.uuid) for metric, _, _ in ERRORS), links.errors),
-        field_call(lib, device, PCIE_FIELDS),
-    ]
+    def calls(self, lib: Any, device: Device) -> list[Call]:
+        links = NvLinks(lib, device.handle)
+        return [
+            Call("NVLink states", (series(ACTIVE, device.uuid),), links.active),
+            Call("NVLink errors", tuple(series(metric, device.uuid) for metric, _, _ in ERRORS), links.errors),
+            field_call(lib, device, PCIE_FIELDS),
+        ]
 
 
 class NvLinks:

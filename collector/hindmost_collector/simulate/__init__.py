@@ -35,7 +35,7 @@ class Simulated:
 
 def simulate(scenario: Scenario, metrics: bool = True) -> Simulated:
     """Record one job. The truth's costs come from the same job and noise without its faults."""
-    draws = draw(scenario, engine.stretches(scenario))
+    draws = draw(scenario)
     timing = engine.run(scenario, draws, scenario.faults)
     return Simulated(record(scenario, draws, timing, metrics), partial(_truth, scenario, draws, timing))
 

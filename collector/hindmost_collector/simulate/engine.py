@@ -130,9 +130,6 @@ def _tensor(scenario: Scenario) -> list[Item]:
     return [*items, Join(), Compute("optimizer", OPTIMIZER)]
 
 
-Floats: TypeAlias = "np.ndarray[Any, Any]"
-
-
 @dataclass(frozen=True)
 class Draws:
     """Factors around 1 of S steps, R ranks and K intervals.
@@ -142,25 +139,25 @@ class Draws:
     intermittent faults.
     """
 
-    computing: Floats
-    host: Floats
-    transfer: Floats
-    stall: Floats
-    lengths: Floats
-    chance: Floats
-    clock_ns: Floats
-    gpu_clock_ns: Floats
-    drift: Floats
-    gpu_drift: Floats
+    computing: Array
+    host: Array
+    transfer: Array
+    stall: Array
+    lengths: Array
+    chance: Array
+    clock_ns: Array
+    gpu_clock_ns: Array
+    drift: Array
+    gpu_drift: Array
 
 
-def draw(scenario: Scenario, stretches: int) -> Draws:
-    """Noise of a scenario; ``stretches`` of computing a step."""
+def draw(scenario: Scenario) -> Draws:
+    """Noise of a scenario."""
     random = np.random.default_rng([scenario.seed, 0x48494E44])
-    noise, steps, ranks = scenario.noise, scenario.steps, scenario.ranks
+    noise, steps, ranks, intervals = scenario.noise, scenario.steps, scenario.ranks, stretches(scenario)
     between = 1 + noise.between_ranks * np.clip(random.standard_normal(ranks), -2.5, 2.5)
     wander = _wandering(random, steps, ranks, noise.wandering, noise.wandering_memory)
-    jitter = np.exp(noise.each_stretch * random.standard_normal((steps, ranks, stretches), dtype=np.float32))
+    jitter = np.exp(noise.each_stretch * random.standard_normal((steps, ranks, intervals), dtype=np.float32))
     lengths = np.exp(scenario.varying_lengths * np.clip(random.standard_normal((steps, ranks)), -2.5, 2.5))
     stalls = random.random((steps, ranks)) < noise.stall_probability
     nodes = np.arange(ranks) // scenario.gpus_per_node
@@ -168,7 +165,7 @@ def draw(scenario: Scenario, stretches: int) -> Draws:
     return Draws(
         computing=jitter * (between * wander * lengths)[:, :, None],
         host=np.exp(noise.host * random.standard_normal((steps, ranks))),
-        transfer=np.exp(noise.transfer * random.standard_normal((steps, stretches))),
+        transfer=np.exp(noise.transfer * random.standard_normal((steps, intervals))),
         stall=stalls * random.exponential(noise.stall_size, (steps, ranks)),
         lengths=lengths,
         chance=random.random(steps),
@@ -179,7 +176,7 @@ def draw(scenario: Scenario, stretches: int) -> Draws:
     )
 
 
-def _wandering(random: np.random.Generator, steps: int, ranks: int, size: float, memory: float) -> Floats:
+def _wandering(random: np.random.Generator, steps: int, ranks: int, size: float, memory: float) -> Array:
     """[S, R] factors that forget slowly: an autoregressive walk of standard deviation ``size``."""
     out = np.empty((steps, ranks))
     state = random.standard_normal(ranks)

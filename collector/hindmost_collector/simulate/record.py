@@ -123,7 +123,7 @@ def _series(scenario: Scenario, metric: Metric, times: Array, values: Array) -> 
     labels = [json.dumps(labels_of(scenario, metric, rank)) for rank in ranks]
     return table(
         "metrics",
-        node=np.repeat([f"node{rank // scenario.gpus_per_node:04d}" for rank in ranks], count),
+        node=np.repeat([node(scenario, rank) for rank in ranks], count),
         name=metric.name,
         labels=np.repeat(labels, count),
         time_ns=times.T.ravel(),
@@ -136,7 +136,7 @@ def labels_of(scenario: Scenario, metric: Metric, rank: int) -> dict[str, str]:
     if metric.resource:
         return {"resource": metric.resource}
     job = {"job": f"simulated-{scenario.seed}", "rank": str(rank)}
-    uuid = {"gpu_uuid": f"GPU-{rank:08x}"}
+    uuid = {"gpu_uuid": gpu(rank)}
     if metric.name.startswith("hindmost_process"):
         return job
     return uuid | job if "process" in metric.name else uuid
@@ -321,19 +321,11 @@ def communicators_of(known: dict[str, Groups]) -> Table:
     """Every rank's place in each of its communicators."""
     parts = []
     for kind in known.values():
-        inside = np.empty(len(kind.member), dtype=np.int64)
-        inside[kind.order] = np.tile(np.arange(kind.size), len(kind.member) // kind.size)
+        ranks = np.arange(len(kind.member))
+        inside = np.empty_like(ranks)
+        inside[kind.order] = ranks % kind.size
         comm = comm_id(kind, kind.member)
-        parts.append(
-            table(
-                "communicators",
-                comm=comm,
-                rank=np.arange(len(comm)),
-                rank_in=inside,
-                size=np.full(len(comm), kind.size),
-                name=kind.name,
-            )
-        )
+        parts.append(table("communicators", comm=comm, rank=ranks, rank_in=inside, size=kind.size, name=kind.name))
     return concatenate("communicators", parts)
 
 

@@ -24,12 +24,12 @@ from hindmost_collector.ingest.definitions import communicator_reference, rank_r
 from hindmost_collector.recordings.tables import select
 from hindmost_collector.serve.credentials import open_channel
 from hindmost_collector.simulate import engine
-from hindmost_collector.simulate.engine import SEEN_SECONDS, Draws, Groups, Timing, draw, groups, stopped_ns
+from hindmost_collector.simulate.engine import SEEN_SECONDS, Draws, Timing, draw, groups, stopped_ns
 from hindmost_collector.simulate.record import (
     EPOCH_NS,
     Metric,
     collectives_of,
-    comm_id,
+    communicators_of,
     gpu,
     in_flight,
     labels_of,
@@ -216,7 +216,7 @@ class Job:
     @classmethod
     def of(cls, scenario: Scenario, now_ns: int = NODE_BASE_NS) -> Job:
         """The job of a scenario, with its faults."""
-        draws = draw(scenario, engine.stretches(scenario))
+        draws = draw(scenario)
         return cls(scenario, draws, engine.run(scenario, draws, scenario.faults), now_ns)
 
     @property
@@ -381,14 +381,9 @@ class Job:
         return sampled(self.scenario, self.draws, self.timing)
 
     @cached_property
-    def _memberships(self) -> list[tuple[Groups, Any, Any]]:
-        """Each kind of group, its members' communicators, and each rank's place in its own."""
-        found = []
-        for kind in groups(self.scenario).values():
-            inside = np.empty(len(kind.member), dtype=np.int64)
-            inside[kind.order] = np.tile(np.arange(kind.size), len(kind.member) // kind.size)
-            found.append((kind, comm_id(kind, kind.member), inside))
-        return found
+    def _memberships(self) -> list[Table]:
+        """Of each node its ranks' places in their communicators."""
+        return self._by_node(communicators_of(groups(self.scenario)))
 
     def _series(self, node: int) -> list[wire.Series]:
         _, samples = self._sampled
@@ -403,11 +398,9 @@ class Job:
         ]
 
     def _communicators(self, node: int) -> Iterator[wire.Communicator]:
-        for kind, comm, inside in self._memberships:
-            for rank in self.ranks(node):
-                found = wire.Communicator(
-                    rank=self._rank_refs[rank], id=int(comm[rank]), size=kind.size, name=kind.name
-                )
-                found.rank_in = int(inside[rank])
-                found.ref = communicator_reference(found)
-                yield found
+        table = self._memberships[node]
+        columns = (table[name].tolist() for name in ("rank", "comm", "rank_in", "size", "name"))
+        for rank, comm, inside, size, name in zip(*columns, strict=True):
+            found = wire.Communicator(rank=self._rank_refs[rank], id=comm, rank_in=inside, size=size, name=name)
+            found.ref = communicator_reference(found)
+            yield found
