@@ -32,7 +32,7 @@ from typing import Any
 
 from hindmost_cli.run.environment import proof
 
-from bench.commit import write
+from bench.checkout import packages, write
 
 ROOT = Path(__file__).resolve().parents[1]
 #: What the agent may cost at 1 Hz with four training processes and no GPU.
@@ -91,7 +91,7 @@ class Bench:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.environ = {**os.environ, "PYTHONPATH": paths(ROOT)}
+        self.environ = {**os.environ, "PYTHONPATH": packages(ROOT)}
         self.started: list[subprocess.Popen[str]] = []
 
     def start(self, *command: str, ready: bool = False) -> subprocess.Popen[str]:
@@ -126,7 +126,7 @@ class Bench:
         return Watched(process), int(self.said["listen"].rpartition(":")[2])
 
     def agent_of(self, checkout: Path, rings: Path) -> Watched:
-        own, self.environ = self.environ, {**self.environ, "PYTHONPATH": paths(checkout)}
+        own, self.environ = self.environ, {**self.environ, "PYTHONPATH": packages(checkout)}
         try:
             return self.agent("1s", rings)
         finally:
@@ -140,11 +140,6 @@ class Bench:
 
     said: dict[str, str]
     said_by_collector: str
-
-
-def paths(checkout: Path) -> str:
-    """Where a checkout's packages are imported from."""
-    return ":".join(str(checkout / part) for part in ("agent", "collector", "proto"))
 
 
 def rings(bench: Bench, name: str) -> Path:

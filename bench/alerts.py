@@ -24,7 +24,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from bench.commit import commit
+from bench.checkout import write
 from tests.servers import free_port
 
 ROOT = Path(__file__).parents[1]
@@ -156,8 +156,7 @@ def main() -> None:
         print(json.dumps(results[-1]), flush=True)
     if args.output:
         machine = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
-        kept = {"command": "python -m bench.alerts", "machine": machine, "commit": commit(), "runs": results}
-        args.output.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+        write(args.output, {"command": "python -m bench.alerts", "machine": machine, "runs": results})
     took = [one[f"{status}_s"] for one in results for status in ("firing", "resolved")]
     sys.exit(any(seconds is None or seconds > args.most for seconds in took))
 

@@ -20,8 +20,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from bench.checkout import commit
 from bench.collector_load.__main__ import typical
-from bench.commit import commit
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "bench" / "results"

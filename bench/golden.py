@@ -35,7 +35,7 @@ from hindmost_judge.judge import judge
 from hindmost_judge.model import Run
 from hindmost_judge.verdict.schema import Verdict
 
-from bench.commit import write
+from bench.checkout import packages, write
 
 ROOT = Path(__file__).resolve().parents[1]
 OURS = ROOT / "tests/fixtures/recordings"
@@ -94,8 +94,7 @@ def main() -> int:
 
 def _judge_with(tree: Path) -> None:
     """Start again where this process has other packages or surroundings."""
-    path = os.pathsep.join(str(tree / one) for one in ("agent", "collector", "proto"))
-    needed = {**SURROUNDINGS, "PYTHONPATH": path}
+    needed = {**SURROUNDINGS, "PYTHONPATH": packages(tree)}
     if any(os.environ.get(name) != value for name, value in needed.items()):
         again = [sys.executable, "-m", "bench.golden", *sys.argv[1:]]
         os.execve(sys.executable, again, {**os.environ, **needed})  # noqa: S606 - itself

@@ -33,7 +33,7 @@ from hindmost.native import build
 from hindmost.probes import torch_native
 from hindmost.ring import native
 
-from bench.commit import commit
+from bench.checkout import commit
 
 ROOT = Path(__file__).parents[1]
 

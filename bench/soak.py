@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.commit import write
+from bench.checkout import packages, write
 
 ROOT = Path(__file__).resolve().parents[1]
 RANK = str(ROOT / "bench/hosts/rank.py")
@@ -74,8 +74,7 @@ class Soak:
 
     def environ(self, **more: str) -> dict[str, str]:
         """Of this checkout."""
-        packages = ":".join(str(ROOT / one) for one in ("agent", "collector", "proto"))
-        return {**os.environ, "PYTHONPATH": packages, **more}
+        return {**os.environ, "PYTHONPATH": packages(), **more}
 
     def come_and_go(self) -> None:
         """Jobs of two ranks, one after the other."""
@@ -88,7 +87,7 @@ class Soak:
             marks = self.folder / "marks" / job
             marks.mkdir(parents=True)
             own = {"HINDMOST_JOB_ID": job, "HINDMOST_RING_DIR": str(rings), "WORLD_SIZE": "2"}
-            own["PYTHONPATH"] = ":".join(str(ROOT / one) for one in ("agent/hindmost/inject", "agent", "proto"))
+            own["PYTHONPATH"] = packages(probe=True)
             command = [sys.executable, RANK, str(marks), "none", str(STEPS), str(STEP_MS)]
             ranks = [
                 subprocess.Popen(command, env=self.environ(**own, RANK=str(rank), LOCAL_RANK=str(rank)))

@@ -8,13 +8,6 @@ from typing import Any, NamedTuple
 from grafana_foundation_sdk.builders import dashboard
 from grafana_foundation_sdk.cog.builder import Builder
 from grafana_foundation_sdk.models import dashboard as model
-from grafana_foundation_sdk.models.dashboard import (
-    DashboardCursorSync,
-    DashboardLinkType,
-    VariableOption,
-    VariableRefresh,
-    VariableSort,
-)
 
 from dashboards.panels import SOURCE
 
@@ -60,10 +53,10 @@ def assemble(
     """A dashboard with these rows, read-only in Grafana because this code is where it is changed."""
     title = f"hindmost / {uid.removeprefix('hindmost-')}"
     board = dashboard.Dashboard(title).uid(uid).description(description).tags([TAG]).readonly()
-    board.refresh("10s").time("now-30m", "now").timezone("browser").tooltip(DashboardCursorSync.CROSSHAIR)
+    board.refresh("10s").time("now-30m", "now").timezone("browser").tooltip(model.DashboardCursorSync.CROSSHAIR)
     board.link(
         dashboard.DashboardLink("hindmost")
-        .type(DashboardLinkType.DASHBOARDS)
+        .type(model.DashboardLinkType.DASHBOARDS)
         .tags([TAG])
         .as_dropdown(True)
         .include_vars(True)
@@ -106,13 +99,13 @@ def one(name: str, label: str, query: str) -> dashboard.QueryVariable:
 
 def several(name: str, label: str, query: str) -> dashboard.QueryVariable:
     """A variable of which any number is chosen, at first all: as one ``.*``, however many there are."""
-    everything = VariableOption(selected=True, text="All", value="$__all")
+    everything = model.VariableOption(selected=True, text="All", value="$__all")
     return _variable(name, label, query).multi(True).include_all(True).all_value(".*").current(everything)
 
 
 def _variable(name: str, label: str, query: str) -> dashboard.QueryVariable:
-    built = dashboard.QueryVariable(name).label(label).datasource(SOURCE).sort(VariableSort.NUMERICAL_ASC)
-    return built.query({"query": query, "refId": name}).refresh(VariableRefresh.ON_TIME_RANGE_CHANGED)
+    built = dashboard.QueryVariable(name).label(label).datasource(SOURCE).sort(model.VariableSort.NUMERICAL_ASC)
+    return built.query({"query": query, "refId": name}).refresh(model.VariableRefresh.ON_TIME_RANGE_CHANGED)
 
 
 def of_a_job() -> Variables:

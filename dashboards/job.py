@@ -5,7 +5,7 @@ from __future__ import annotations
 from grafana_foundation_sdk.builders import timeseries
 from grafana_foundation_sdk.models import dashboard as model
 
-from dashboards import board
+from dashboards import board, promql
 from dashboards.board import Annotation, Panels, Section
 from dashboards.panels import (
     OF_NODE,
@@ -26,33 +26,7 @@ from dashboards.panels import (
     timeline,
     verdict,
 )
-from dashboards.promql import (
-    CAUSED,
-    EXCLUSIVE,
-    HEAT,
-    LAST,
-    LINES,
-    LOST_EVENTS,
-    NODE_BUSY,
-    PHASES,
-    PROCESS_CPU,
-    PROCESS_MEMORY,
-    PROCESS_READ,
-    PROCESS_RUNQUEUE,
-    ROWS,
-    STEP_SECONDS,
-    STEPS,
-    VERDICT,
-    WAIT,
-    WORK,
-    busiest,
-    highest,
-    of_job,
-    of_ranks,
-    over_range,
-    per_second,
-    worst,
-)
+from dashboards.promql import busiest, highest, of_job, of_ranks, over_range, per_second, worst
 from dashboards.thresholds import Limits, limits
 
 _URGENCY = of_job("hindmost_verdict_urgency")
@@ -92,7 +66,7 @@ def verdicts() -> Panels:
             "Verdict",
             "What to look at first: a lost contact, then a hang, then the most costly verdict. Grey: not known, or "
             "not yet.",
-            (f"topk(1, {of_job(VERDICT)})", "{{verdict}}"),
+            (f"topk(1, {of_job(promql.VERDICT)})", "{{verdict}}"),
             width=8,
         ),
         number(
@@ -135,7 +109,7 @@ def verdicts() -> Panels:
             "Verdicts over time",
             "A row a verdict, from when it was found to when it ended. Purple hangs or is lost, red and orange cost "
             "time, green is balanced, grey is not known.",
-            (of_job(VERDICT), "{{verdict}}"),
+            (of_job(promql.VERDICT), "{{verdict}}"),
             links=[TO_PAGE],
         ),
         rows(
@@ -158,7 +132,7 @@ def verdicts() -> Panels:
 
 def steps() -> Panels:
     """How long steps take, and what the job gets done."""
-    seconds, reached = of_ranks(STEP_SECONDS), of_job("hindmost_rank_last_step")
+    seconds, reached = of_ranks(promql.STEP_SECONDS), of_job("hindmost_rank_last_step")
     return [
         lines(
             "Step time of the job",
@@ -173,8 +147,8 @@ def steps() -> Panels:
             "Steps a second, of ranks",
             "The fastest and the slowest rank. In a synchronous job they are the same.",
             "none",
-            (f"max({of_ranks(STEPS)})", "fastest"),
-            (f"min({of_ranks(STEPS)})", "slowest"),
+            (f"max({of_ranks(promql.STEPS)})", "fastest"),
+            (f"min({of_ranks(promql.STEPS)})", "slowest"),
             width=8,
         ),
         lines(
@@ -182,13 +156,13 @@ def steps() -> Panels:
             "Of all ranks together, and of the rank with least and with most. Empty where neither the job nor its "
             "framework counts them: hindmost.step(work=tokens) does.",
             "none",
-            (f"sum({of_ranks(WORK)})", "all ranks"),
-            (f"max({of_ranks(WORK)})", "most of a rank"),
-            (f"min({of_ranks(WORK)})", "least of a rank"),
+            (f"sum({of_ranks(promql.WORK)})", "all ranks"),
+            (f"max({of_ranks(promql.WORK)})", "most of a rank"),
+            (f"min({of_ranks(promql.WORK)})", "least of a rank"),
             width=8,
         ),
         lines(
-            f"Step time, the {LINES} ranks that cause most wait",
+            f"Step time, the {promql.LINES} ranks that cause most wait",
             "In a synchronous job all ranks have nearly the same step time, the culprit too: look at waiting and "
             "phases for the difference. Lines apart mean that ranks are not synchronised each step.",
             "s",
@@ -208,31 +182,31 @@ def steps() -> Panels:
 
 def waiting() -> Panels:
     """Who waits, and who is waited for."""
-    caused, waits = of_ranks(CAUSED), of_ranks(WAIT)
+    caused, waits = of_ranks(promql.CAUSED), of_ranks(promql.WAIT)
     return [
         heat(
-            f"Wait caused to others, the {HEAT} worst ranks",
+            f"Wait caused to others, the {promql.HEAT} worst ranks",
             "Seconds that other ranks wait for this one, per second. One dark row is a straggler; dark columns are "
             "moments in which all ranks were slow in turn.",
             "none",
-            (worst(caused, HEAT), "rank {{rank}}"),
+            (worst(caused, promql.HEAT), "rank {{rank}}"),
             links=[TO_RANK, TO_PAGE_OF_RANK],
         ),
         bars(
-            f"Wait caused to others, the {LINES} worst ranks",
+            f"Wait caused to others, the {promql.LINES} worst ranks",
             "Over the time range: for how long all other ranks together waited for this one. One bar that stands out "
             "is the straggler; bars of similar length mean load imbalance or no problem.",
             "none",
-            (f"sort_desc(topk({LINES}, avg_over_time({caused}[$__range])))", PER_RANK),
+            (f"sort_desc(topk({promql.LINES}, avg_over_time({caused}[$__range])))", PER_RANK),
             width=8,
             links=OF_RANK,
         ),
         bars(
-            f"Last into a collective, the {LINES} worst ranks",
+            f"Last into a collective, the {promql.LINES} worst ranks",
             "Share of its collectives into which this rank came last. With N ranks and no straggler each has about "
             "1/N.",
             "percentunit",
-            (f"sort_desc(topk({LINES}, avg_over_time({of_ranks(LAST)}[$__range])))", PER_RANK),
+            (f"sort_desc(topk({promql.LINES}, avg_over_time({of_ranks(promql.LAST)}[$__range])))", PER_RANK),
             width=8,
             links=OF_RANK,
         ),
@@ -251,8 +225,8 @@ def waiting() -> Panels:
 
 def culprit() -> Panels:
     """Where the time of a step goes, on the rank that others wait for and on the median rank."""
-    exclusive = of_ranks(PHASES, EXCLUSIVE)
-    each = of_ranks(PHASES)
+    exclusive = of_ranks(promql.PHASES, promql.EXCLUSIVE)
+    each = of_ranks(promql.PHASES)
     return [
         lines(
             "Phases of the rank that causes most wait",
@@ -284,24 +258,24 @@ def culprit() -> Panels:
 
 def ranks() -> Panels:
     """The ranks that matter most, a row each."""
-    chosen = f"topk({ROWS}, avg_over_time({of_ranks(CAUSED)}[$__range]))"
+    chosen = f"topk({promql.ROWS}, avg_over_time({of_ranks(promql.CAUSED)}[$__range]))"
 
     def of_chosen(expression: str) -> str:
         return f"sum by (rank, node) ({expression}) and on (rank) {chosen}"
 
     return [
         rows(
-            f"The {ROWS} ranks that cause most wait",
+            f"The {promql.ROWS} ranks that cause most wait",
             "Compare the first row with the others: more CPU or a longer step of its own points at the process, the "
             "same rank order on one node points at the node. CPU and memory are those of the process and its workers.",
             {"rank": "rank", "node": "node"},
             [
                 Column("caused wait", f"sum by (rank, node) ({chosen})", "none"),
-                Column("own wait", of_chosen(of_ranks(WAIT)), "percentunit"),
-                Column("last in", of_chosen(of_ranks(LAST)), "percentunit"),
-                Column("step", of_chosen(of_ranks(STEP_SECONDS)), "s"),
-                Column("CPU cores", of_chosen(of_ranks(PROCESS_CPU)), "none"),
-                Column("resident memory", of_chosen(of_ranks(PROCESS_MEMORY)), "bytes"),
+                Column("own wait", of_chosen(of_ranks(promql.WAIT)), "percentunit"),
+                Column("last in", of_chosen(of_ranks(promql.LAST)), "percentunit"),
+                Column("step", of_chosen(of_ranks(promql.STEP_SECONDS)), "s"),
+                Column("CPU cores", of_chosen(of_ranks(promql.PROCESS_CPU)), "none"),
+                Column("resident memory", of_chosen(of_ranks(promql.PROCESS_MEMORY)), "bytes"),
                 Column(
                     "lost events", f"sum by (rank) ({over_range(of_job('hindmost_rank_events_lost_total'))})", "none"
                 ),
@@ -320,28 +294,28 @@ def processes() -> Panels:
             "Cores that a rank's process and its workers use. The culprit high and the others low: it computes while "
             "they sleep in the collective. All at the number of their threads: they spin while they wait.",
             "none",
-            PROCESS_CPU,
+            promql.PROCESS_CPU,
         ),
         _process(
             "Waiting for a CPU",
             "Threads of a rank and its workers that were ready to run and had no CPU: other processes, too many "
             "threads, or a cgroup's limit.",
             "none",
-            PROCESS_RUNQUEUE,
+            promql.PROCESS_RUNQUEUE,
         ),
         _process(
             "Resident memory",
             "One rank that grows alone leaks; a node whose ranks together near its memory will swap or kill. Pages "
             "that workers share count in each.",
             "bytes",
-            PROCESS_MEMORY,
+            promql.PROCESS_MEMORY,
         ),
         _process(
             "Read from files",
             "Bytes that a rank and its workers fetched from storage. Zero with a slow input phase: the data comes from "
             "the page cache or is generated; low with a slow input phase: the storage is slow.",
             "Bps",
-            PROCESS_READ,
+            promql.PROCESS_READ,
         ),
     ]
 
@@ -355,7 +329,7 @@ def hosts() -> Panels:
             "CPU in use",
             "Share of the node's CPU time. A node far above the others runs other work too.",
             "percentunit",
-            (busiest(NODE_BUSY), "{{node}}"),
+            (busiest(promql.NODE_BUSY), "{{node}}"),
         ),
         _node(
             "Memory in use",
@@ -391,15 +365,15 @@ def seen() -> Panels:
     silent = f"hindmost_collector_agent_silence_seconds and on (node, instance) {of_ranks('hindmost_rank_info')}"
     return [
         lines(
-            f"Events lost a second, the {LINES} highest nodes",
+            f"Events lost a second, the {promql.LINES} highest nodes",
             "Events that probes wrote and no agent read in time. What is lost is missing from waits and phases; raise "
             "HINDMOST_RING_CAPACITY or give the agent CPU.",
             "none",
-            (f"topk({LINES}, sum by (node) ({of_ranks(LOST_EVENTS)}))", "{{node}}"),
+            (f"topk({promql.LINES}, sum by (node) ({of_ranks(promql.LOST_EVENTS)}))", "{{node}}"),
             links=OF_NODE,
         ),
         lines(
-            f"Since the agent's last message, the {LINES} highest nodes",
+            f"Since the agent's last message, the {promql.LINES} highest nodes",
             "Time since the last message of a node's agent. Above a few seconds the node, its network or its agent is "
             "down.",
             "s",
@@ -411,11 +385,11 @@ def seen() -> Panels:
 
 def _process(title: str, description: str, unit: str, record: str) -> timeseries.Panel:
     query = highest(of_ranks(record))
-    return lines(f"{title}, the {LINES} highest ranks", description, unit, (query, PER_RANK), links=OF_RANK)
+    return lines(f"{title}, the {promql.LINES} highest ranks", description, unit, (query, PER_RANK), links=OF_RANK)
 
 
 def _node(title: str, description: str, unit: str, *queries: Query) -> timeseries.Panel:
-    return lines(f"{title}, the {LINES} highest nodes", description, unit, *queries, width=8, links=OF_NODE)
+    return lines(f"{title}, the {promql.LINES} highest nodes", description, unit, *queries, width=8, links=OF_NODE)
 
 
 def _of_devices(metric: str, matchers: str = "") -> str:

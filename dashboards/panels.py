@@ -16,35 +16,14 @@ from grafana_foundation_sdk.builders import (
     table,
     timeseries,
 )
-from grafana_foundation_sdk.models.common import (
-    BarGaugeDisplayMode,
-    BigValueColorMode,
-    BigValueGraphMode,
-    BigValueTextMode,
-    HeatmapCellLayout,
-    LegendDisplayMode,
-    LegendPlacement,
-    SortOrder,
-    StackingMode,
-    TooltipDisplayMode,
-    VisibilityMode,
-    VizOrientation,
-)
-from grafana_foundation_sdk.models.dashboard import (
-    DashboardLinkType,
-    DataSourceRef,
-    DataTransformerConfig,
-    DynamicConfigValue,
-    FieldColorModeId,
-    Threshold,
-    ThresholdsMode,
-)
+from grafana_foundation_sdk.models import common as style
+from grafana_foundation_sdk.models import dashboard as model
 from grafana_foundation_sdk.models.heatmap import HeatmapColorMode
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
 from dashboards.thresholds import Limits, limits
 
-SOURCE = DataSourceRef(type_val="prometheus", uid="${datasource}")
+SOURCE = model.DataSourceRef(type_val="prometheus", uid="${datasource}")
 
 #: A query and the legend of its series.
 Query = tuple[str, str]
@@ -83,16 +62,16 @@ class Column(NamedTuple):
     unit: str
     limits: Limits | None = None
 
-    def properties(self) -> list[DynamicConfigValue]:
+    def properties(self) -> list[model.DynamicConfigValue]:
         """How Grafana shows this column."""
-        unit = DynamicConfigValue(id_val="unit", value=self.unit)
+        unit = model.DynamicConfigValue(id_val="unit", value=self.unit)
         if self.limits is None:
             return [unit]
         return [
             unit,
-            DynamicConfigValue(id_val="thresholds", value=_thresholds(self.limits, "text").build()),
-            DynamicConfigValue(id_val="color", value={"mode": FieldColorModeId.THRESHOLDS}),
-            DynamicConfigValue(id_val="custom.cellOptions", value={"type": "color-text"}),
+            model.DynamicConfigValue(id_val="thresholds", value=_thresholds(self.limits, "text").build()),
+            model.DynamicConfigValue(id_val="color", value={"mode": model.FieldColorModeId.THRESHOLDS}),
+            model.DynamicConfigValue(id_val="custom.cellOptions", value={"type": "color-text"}),
         ]
 
 
@@ -117,17 +96,17 @@ def lines(
         panel.with_target(_ranged(number, expression, legend))
     panel.legend(
         common.VizLegendOptions()
-        .display_mode(LegendDisplayMode.TABLE)
-        .placement(LegendPlacement.RIGHT)
+        .display_mode(style.LegendDisplayMode.TABLE)
+        .placement(style.LegendPlacement.RIGHT)
         .show_legend(True)
         .calcs(["lastNotNull", "max"])
         .sort_by("Last *")
         .sort_desc(True)
     )
-    panel.tooltip(common.VizTooltipOptions().mode(TooltipDisplayMode.MULTI).sort(SortOrder.DESCENDING))
-    panel.show_points(VisibilityMode.AUTO).line_width(1).fill_opacity(70 if stacked else 5)
+    panel.tooltip(common.VizTooltipOptions().mode(style.TooltipDisplayMode.MULTI).sort(style.SortOrder.DESCENDING))
+    panel.show_points(style.VisibilityMode.AUTO).line_width(1).fill_opacity(70 if stacked else 5)
     if stacked:
-        panel.stacking(common.StackingConfig().mode(StackingMode.NORMAL).group("A"))
+        panel.stacking(common.StackingConfig().mode(style.StackingMode.NORMAL).group("A"))
     return panel.axis_soft_min(0)
 
 
@@ -140,22 +119,22 @@ def number(
     """
     panel = _framed(stat.Panel(), title, description, unit, width=width, height=height)
     panel.with_target(_ranged(0, *query)).thresholds(_thresholds(bounds))
-    panel.graph_mode(BigValueGraphMode.AREA).color_mode(BigValueColorMode.VALUE)
+    panel.graph_mode(style.BigValueGraphMode.AREA).color_mode(style.BigValueColorMode.VALUE)
     return panel.reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]).fields(""))
 
 
 def name(title: str, description: str, query: Query, *, width: int = 4, height: int = 4) -> stat.Panel:
     """The legend of each series now, as text: what an info metric says in its labels."""
     panel = _framed(stat.Panel(), title, description, "none", width=width, height=height)
-    panel.with_target(_instant(0, *query)).text_mode(BigValueTextMode.NAME)
-    panel.graph_mode(BigValueGraphMode.NONE).color_mode(BigValueColorMode.NONE)
+    panel.with_target(_instant(0, *query)).text_mode(style.BigValueTextMode.NAME)
+    panel.graph_mode(style.BigValueGraphMode.NONE).color_mode(style.BigValueColorMode.NONE)
     return panel.reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]).fields(""))
 
 
 def verdict(title: str, description: str, query: Query, *, width: int = 4, height: int = 4) -> stat.Panel:
     """The verdict in words, in the colour of its urgency."""
     panel = name(title, description, query, width=width, height=height)
-    return panel.color_mode(BigValueColorMode.BACKGROUND).thresholds(urgency())
+    return panel.color_mode(style.BigValueColorMode.BACKGROUND).thresholds(urgency())
 
 
 def timeline(
@@ -164,8 +143,8 @@ def timeline(
     """A row a series, in the colour of its urgency, empty while it has no value."""
     panel = _framed(statetimeline.Panel(), title, description, "none", width=24, height=height, links=links)
     panel.with_target(_ranged(0, *query)).thresholds(urgency()).merge_values(True)
-    panel.color_scheme(dashboard.FieldColor().mode(FieldColorModeId.THRESHOLDS))
-    return panel.show_value(VisibilityMode.NEVER).row_height(0.85)
+    panel.color_scheme(dashboard.FieldColor().mode(model.FieldColorModeId.THRESHOLDS))
+    return panel.show_value(style.VisibilityMode.NEVER).row_height(0.85)
 
 
 def heat(title: str, description: str, unit: str, query: Query, *, links: Sequence[Link] = ()) -> heatmap.Panel:
@@ -174,7 +153,7 @@ def heat(title: str, description: str, unit: str, query: Query, *, links: Sequen
     panel.with_target(_ranged(0, *query)).calculate(False).cell_gap(0)
     panel.color(heatmap.HeatmapColorOptions().mode(HeatmapColorMode.SCHEME).scheme("Oranges").steps(64))
     panel.cell_values(heatmap.CellValues().unit(unit)).y_axis(heatmap.YAxisConfig().unit("none"))
-    return panel.rows_frame(heatmap.RowsHeatmapOptions().layout(HeatmapCellLayout.AUTO))
+    return panel.rows_frame(heatmap.RowsHeatmapOptions().layout(style.HeatmapCellLayout.AUTO))
 
 
 def bars(
@@ -183,8 +162,8 @@ def bars(
     """One horizontal bar a series, in the query's order."""
     panel = _framed(bargauge.Panel(), title, description, unit, width=width, height=9, links=links)
     panel.with_target(_instant(0, *query)).min(0)
-    panel.color_scheme(dashboard.FieldColor().mode(FieldColorModeId.FIXED).fixed_color("blue"))
-    panel.display_mode(BarGaugeDisplayMode.BASIC).orientation(VizOrientation.HORIZONTAL)
+    panel.color_scheme(dashboard.FieldColor().mode(model.FieldColorModeId.FIXED).fixed_color("blue"))
+    panel.display_mode(style.BarGaugeDisplayMode.BASIC).orientation(style.VizOrientation.HORIZONTAL)
     return panel.reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]).fields(""))
 
 
@@ -209,7 +188,7 @@ def rows(
         panel.override_by_name(column.title, column.properties())
     for label, leads_to in (links or {}).items():
         references = [{"title": link.title, "url": link.of_rows()} for link in leads_to]
-        panel.override_by_name(labels[label], [DynamicConfigValue(id_val="links", value=references)])
+        panel.override_by_name(labels[label], [model.DynamicConfigValue(id_val="links", value=references)])
     titles = {**labels, **{f"Value #{_letter(number_)}": column.title for number_, column in enumerate(columns)}}
     for transformation in _joined(titles):
         panel.with_transformation(transformation)
@@ -219,9 +198,7 @@ def rows(
 def urgency() -> dashboard.ThresholdsConfig:
     """Grey: not known. Green: balanced. Then by cost, and purple where the job stands still."""
     cost = limits("cost")
-    steps = (("#808080", None), ("green", 0.0), ("orange", cost.warn), ("red", cost.bad), ("purple", 2.0))
-    made = [Threshold(color=colour, value=value) for colour, value in steps]
-    return dashboard.ThresholdsConfig().mode(ThresholdsMode.ABSOLUTE).steps(made)
+    return _steps(("#808080", None), ("green", 0.0), ("orange", cost.warn), ("red", cost.bad), ("purple", 2.0))
 
 
 def _framed(
@@ -229,7 +206,7 @@ def _framed(
 ) -> P:
     framed = panel.title(title).description(description).unit(unit).datasource(SOURCE)
     if links:
-        made = [dashboard.DashboardLink(link.title).type(DashboardLinkType.LINK).url(link.url) for link in links]
+        made = [dashboard.DashboardLink(link.title).type(model.DashboardLinkType.LINK).url(link.url) for link in links]
         framed.data_links(list(made))
     return framed.span(width).height(height)
 
@@ -250,18 +227,22 @@ def _thresholds(bounds: Limits, good: str = "green") -> dashboard.ThresholdsConf
     warn, bad = bounds
     low, middle, high = (good, "orange", "red") if warn <= bad else ("red", "orange", good)
     first, second = sorted((warn, bad))
-    steps = [Threshold(color=low), Threshold(value=first, color=middle), Threshold(value=second, color=high)]
-    return dashboard.ThresholdsConfig().mode(ThresholdsMode.ABSOLUTE).steps(steps)
+    return _steps((low, None), (middle, first), (high, second))
 
 
-def _joined(titles: Mapping[str, str]) -> list[DataTransformerConfig]:
+def _steps(*steps: tuple[str, float | None]) -> dashboard.ThresholdsConfig:
+    made = [model.Threshold(color=colour, value=value) for colour, value in steps]
+    return dashboard.ThresholdsConfig().mode(model.ThresholdsMode.ABSOLUTE).steps(made)
+
+
+def _joined(titles: Mapping[str, str]) -> list[model.DataTransformerConfig]:
     organize = {
         "excludeByName": {},
         "indexByName": {field: index for index, field in enumerate(titles)},
         "renameByName": dict(titles),
     }
     return [
-        DataTransformerConfig(id_val="merge", options={}),
-        DataTransformerConfig(id_val="filterFieldsByName", options={"include": {"names": list(titles)}}),
-        DataTransformerConfig(id_val="organize", options=organize),
+        model.DataTransformerConfig(id_val="merge", options={}),
+        model.DataTransformerConfig(id_val="filterFieldsByName", options={"include": {"names": list(titles)}}),
+        model.DataTransformerConfig(id_val="organize", options=organize),
     ]

@@ -5,28 +5,10 @@ from __future__ import annotations
 from grafana_foundation_sdk.builders import timeseries
 from grafana_foundation_sdk.models import dashboard as model
 
-from dashboards import board
+from dashboards import board, promql
 from dashboards.board import Panels, Section
 from dashboards.panels import OF_NODE, TO_PAGE_OF_RANK, lines, name, number
-from dashboards.promql import (
-    CAUSED,
-    EXCLUSIVE,
-    LAST,
-    LOST_EVENTS,
-    OWNER,
-    PHASES,
-    PROCESS_CPU,
-    PROCESS_MEMORY,
-    PROCESS_READ,
-    PROCESS_RUNQUEUE,
-    STEP_SECONDS,
-    STEPS,
-    WAIT,
-    WORK,
-    of_job,
-    of_rank,
-    per_second,
-)
+from dashboards.promql import of_job, of_rank, per_second
 from dashboards.thresholds import Limits
 
 
@@ -60,21 +42,21 @@ def identity() -> Panels:
             "Wait caused to others",
             "Seconds that other ranks wait for this one, per second.",
             "none",
-            (f"sum({of_rank(CAUSED)})", "caused"),
+            (f"sum({of_rank(promql.CAUSED)})", "caused"),
             Limits(0.5, 2),
         ),
         number(
             "Last into a collective",
             "Share of its collectives into which this rank came last. Without a straggler about 1/N of N ranks.",
             "percentunit",
-            (f"max({of_rank(LAST)})", "last"),
+            (f"max({of_rank(promql.LAST)})", "last"),
             Limits(0.5, 0.9),
         ),
         number(
             "Events lost a second",
             "What was lost is missing from its waits and phases.",
             "none",
-            (f"sum({of_rank(LOST_EVENTS)})", "lost"),
+            (f"sum({of_rank(promql.LOST_EVENTS)})", "lost"),
             Limits(0.01, 1),
         ),
     ]
@@ -82,16 +64,17 @@ def identity() -> Panels:
 
 def steps() -> Panels:
     """Its steps, waits and phases and the median rank's."""
+    own = of_rank(promql.PHASES)
     return [
-        _compared("Step time", "A step of this rank and of the median rank.", "s", STEP_SECONDS),
-        _compared("Own wait", "Far below the median: the others wait for this rank.", "percentunit", WAIT),
-        _compared("Steps a second", "Of a synchronous job all ranks have the same.", "none", STEPS),
-        _compared("Samples or tokens a second", "More than the median: this rank has more work.", "none", WORK),
+        _compared("Step time", "A step of this rank and of the median rank.", "s", promql.STEP_SECONDS),
+        _compared("Own wait", "Far below the median: the others wait for this rank.", "percentunit", promql.WAIT),
+        _compared("Steps a second", "Of a synchronous job all ranks have the same.", "none", promql.STEPS),
+        _compared("Samples or tokens a second", "More than the median: this rank has more work.", "none", promql.WORK),
         lines(
             "Phases of a step, this rank",
             "Stacked.",
             "s",
-            (of_rank(PHASES, EXCLUSIVE), "{{phase}}"),
+            (of_rank(promql.PHASES, promql.EXCLUSIVE), "{{phase}}"),
             stacked=True,
             links=[TO_PAGE_OF_RANK],
         ),
@@ -99,7 +82,7 @@ def steps() -> Panels:
             "Phases of a step, difference from the median rank",
             "Above 0 this rank takes longer. The highest line is what to explain.",
             "s",
-            (f"sum by (phase) ({of_rank(PHASES)}) - quantile by (phase) (0.5, {of_job(PHASES)})", "{{phase}}"),
+            (f"sum by (phase) ({own}) - quantile by (phase) (0.5, {of_job(promql.PHASES)})", "{{phase}}"),
             links=[TO_PAGE_OF_RANK],
         ),
     ]
@@ -108,10 +91,12 @@ def steps() -> Panels:
 def process() -> Panels:
     """CPU, memory and files of its process and workers, and the median rank's."""
     return [
-        _compared("CPU", "Cores that the process and its workers use.", "none", PROCESS_CPU),
-        _compared("Waiting for a CPU", "Threads that were ready to run and had no CPU.", "none", PROCESS_RUNQUEUE),
-        _compared("Resident memory", "Process and workers.", "bytes", PROCESS_MEMORY),
-        _compared("Read from files", "Bytes fetched from storage, process and workers.", "Bps", PROCESS_READ),
+        _compared("CPU", "Cores that the process and its workers use.", "none", promql.PROCESS_CPU),
+        _compared(
+            "Waiting for a CPU", "Threads that were ready to run and had no CPU.", "none", promql.PROCESS_RUNQUEUE
+        ),
+        _compared("Resident memory", "Process and workers.", "bytes", promql.PROCESS_MEMORY),
+        _compared("Read from files", "Bytes fetched from storage, process and workers.", "Bps", promql.PROCESS_READ),
         lines(
             "Context switches a second",
             "Many involuntary ones: another thread wants the same core.",
@@ -175,7 +160,7 @@ def _gpu(title: str, description: str, unit: str, metric: str) -> timeseries.Pan
         title,
         description,
         unit,
-        (f"{value} and on (node, gpu_uuid) {of_rank(OWNER)}", "its GPU"),
-        (f"quantile(0.5, {value} and on (node, gpu_uuid) {of_job(OWNER)})", "median GPU"),
+        (f"{value} and on (node, gpu_uuid) {of_rank(promql.OWNER)}", "its GPU"),
+        (f"quantile(0.5, {value} and on (node, gpu_uuid) {of_job(promql.OWNER)})", "median GPU"),
         width=6,
     )

@@ -14,13 +14,13 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import grade
 import injected
 import numpy as np
-import readme
 import results_file
 import suite
 import table
@@ -30,7 +30,7 @@ import two_lanes.table
 from suite import EDITIONS
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))  # a script has its own folder there only
-from bench.commit import commit
+from bench.checkout import commit
 
 TUNING = 1_000
 
@@ -42,7 +42,7 @@ class Suite(NamedTuple):
 
     families: Collection[str]
     shares: Mapping[str, int]
-    graded: Callable[[tuple[str, int]], Result]
+    grade: Callable[[str, int], Result]
     tables: Callable[[list[Result]], list[str]]
     misjudged: Callable[[list[Result]], list[str]]
 
@@ -75,16 +75,16 @@ def _right(one: Result) -> list[list[int]]:
 
 
 SUITES = {
-    "cohorts": Suite(suite.FAMILIES, suite.SHARES, grade.graded, table.tables, _misjudged),
+    "cohorts": Suite(suite.FAMILIES, suite.SHARES, grade.grade, table.tables, _misjudged),
     "lanes": Suite(
         two_lanes.families.FAMILIES,
         two_lanes.families.SHARES,
-        two_lanes.grade.graded,
+        two_lanes.grade.grade,
         two_lanes.table.tables,
         two_lanes.table.misjudged,
     ),
     "injected": Suite(
-        injected.FAMILIES, injected.SHARES, injected.graded, two_lanes.table.tables, two_lanes.table.misjudged
+        injected.FAMILIES, injected.SHARES, injected.grade, two_lanes.table.tables, two_lanes.table.misjudged
     ),
 }
 
@@ -129,7 +129,7 @@ def main() -> None:
     if args.write:
         _write(args.write, chosen, found, base, edition)
     if args.readme and args.suite == "cohorts":
-        readme.write(title, chosen.tables(found))
+        table.write_readme(title, chosen.tables(found))
     if edition is None:
         print("\n".join(chosen.misjudged(found)))
 
@@ -171,12 +171,17 @@ def _read(path: Path) -> dict[tuple[str, int], Result]:
     return {(result["family"], result["seed"]): result for result in results}
 
 
+def _graded(grade: Callable[[str, int], Result], key: tuple[str, int]) -> Result:
+    with np.errstate(all="ignore"):
+        return grade(*key)
+
+
 def _run(
     chosen: Suite, keys: list[tuple[str, int]], out: Path, jobs: int, deadline: float
 ) -> dict[tuple[str, int], Result]:
     done: dict[tuple[str, int], Result] = {}
     with multiprocessing.get_context("spawn").Pool(jobs) as pool, out.open("a") as stream:
-        for one in pool.imap_unordered(chosen.graded, keys):
+        for one in pool.imap_unordered(partial(_graded, chosen.grade), keys):
             stream.write(json.dumps(one) + "\n")
             stream.flush()
             done[one["family"], one["seed"]] = one

@@ -3,7 +3,6 @@
 import time
 from typing import Any
 
-import numpy as np
 from baselines import BASELINES
 from hindmost_collector.simulate import Scenario, Simulated, Truth, simulate
 from hindmost_collector.simulate.engine import WARMUP
@@ -13,12 +12,6 @@ from suite import scenario
 
 #: Verdicts that name ranks.
 NAMING = ("straggler", "intermittent", "hang", "desync")
-
-
-def graded(key: tuple[str, int]) -> dict[str, Any]:
-    """:func:`grade` of a family and seed in a pair, for a pool of processes."""
-    with np.errstate(all="ignore"):
-        return grade(*key)
 
 
 def grade(family: str, seed: int) -> dict[str, Any]:

@@ -376,12 +376,6 @@ def _fault(
     return Fault(lane, phase, (rank,), size, onset, onset + 25 if kind == "episode" else None)
 
 
-def graded(key: tuple[str, int]) -> dict[str, Any]:
-    """:func:`grade` of a source and seed in a pair, for a pool of processes."""
-    with np.errstate(all="ignore"):
-        return grade(*key)
-
-
 FAMILIES: dict[str, Callable[..., Any]] = {
     source.name: grade
     for source in SOURCES

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,8 @@ Row = tuple[str, str, str]
 BINS = (0.0, 0.8, 0.9, 0.95, 0.98, 1.01)
 #: A cost this close to what the repair saves is right.
 CLOSE = 0.2
+README = Path(__file__).parent / "README.md"
+BEGIN, END = "<!-- figures: written by --readme -->", "<!-- end of figures -->"
 
 
 def tables(results: list[Result]) -> list[str]:
@@ -25,6 +28,13 @@ def tables(results: list[Result]) -> list[str]:
     rows = [*_single(by), *_several(by), *_others(by), *_kinds(by), *_costs(by)]
     measured = [f"| {what} | {found} | {goal} |" for what, found, goal in rows]
     return [*heads, *measured, "", *_reliability(results), "", *_beside(by)]
+
+
+def write_readme(title: str, tables: list[str]) -> None:
+    """Replace the README's figures by these tables and the line above them."""
+    before, rest = README.read_text().split(BEGIN, 1)
+    after = rest.split(END, 1)[1]
+    README.write_text("\n".join([before + BEGIN, f"{title}:", "", *tables, END + after]))
 
 
 def _strong(by: dict[str, list[Result]]) -> list[Result]:

@@ -32,7 +32,7 @@ from typing import Any
 import psutil
 from hindmost_cli.run.environment import proof
 
-from bench.commit import commit
+from bench.checkout import commit
 
 #: Connecting and the first definitions are not what is measured: seconds for any number of agents, and for each.
 SETTLE_S, SETTLE_AGENT_S = 10.0, 1 / 60

@@ -51,7 +51,7 @@ from typing import Any, NamedTuple
 import duckdb
 import numpy as np
 
-from bench.commit import commit
+from bench.checkout import commit
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "bench" / "results" / "guest.json"

@@ -15,7 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from bench.commit import write
+from bench.checkout import write
 from bench.hosts.scenarios import Settings, cases, play
 
 ROW = "{:<10} {:<44} {:<8} {:>6}  {}"

@@ -19,6 +19,7 @@ from hindmost_collector.live.sealing import PRELIMINARY
 from hindmost_collector.recordings.load import UNLOCKED_S
 from hindmost_collector.store.parquet import segments
 
+from bench.checkout import packages
 from bench.hosts.network import FAKETIME, HOSTS, Network, missing, sh
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -68,9 +69,8 @@ class Scene:
     def popen(self, argv: Sequence[str], **more: str) -> subprocess.Popen[str]:
         """A process with an environment in which all launchers work."""
         path = f"{self.folder}:{Path(sys.executable).parent}:{os.environ['PATH']}"
-        packages = ":".join(str(ROOT / package) for package in ("agent", "collector", "proto"))
         settings = {
-            "PATH": path, "PYTHONPATH": packages, "OMPI_ALLOW_RUN_AS_ROOT": "1",
+            "PATH": path, "PYTHONPATH": packages(), "OMPI_ALLOW_RUN_AS_ROOT": "1",
             "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_mpi_yield_when_idle": "1",
             "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe", "OMPI_MCA_rmaps_base_oversubscribe": "1",
         }  # fmt: skip
@@ -381,7 +381,7 @@ def _served(scene: Scene, address: str, break_it: Callable[[], subprocess.Popen[
     words += ["--ring-dir", str(rings), "--spool", str(scene.folder / "spool")]
     agent = scene.popen([scene.net.on("b"), *HINDMOST, "agent", *words])
     environ = {"HINDMOST_JOB_ID": "hosts", "HINDMOST_RING_DIR": str(rings), "WORLD_SIZE": str(RANKS)}
-    environ["PYTHONPATH"] = ":".join(str(ROOT / one) for one in ("agent/hindmost/inject", "agent", "proto"))
+    environ["PYTHONPATH"] = packages(probe=True)
     ranks = []
     for rank in range(RANKS):
         own = {**environ, "RANK": str(rank), "LOCAL_RANK": str(rank)}

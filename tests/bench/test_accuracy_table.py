@@ -79,8 +79,8 @@ def runs_of_each_family(bench: Any) -> list[dict[str, Any]]:
 
 def test_figures_of_fewer_runs_than_the_suite_has_now_say_so(bench: Any) -> None:
     """The tables state the number of runs, the edition and the commit."""
-    readme, suite = bench("readme"), bench("suite")
-    prose, figures = readme.README.read_text().split(readme.BEGIN)
+    table, suite = bench("table"), bench("suite")
+    prose, figures = table.README.read_text().split(table.BEGIN)
     runs = f"{sum(suite.SHARES.values()):,} runs"
     assert f"The {runs} of `suite.py`" in " ".join(prose.split())
     (title,) = [line for line in figures.splitlines() if " runs, " in line and "commit" in line]

@@ -4,7 +4,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
+from grade import NAMING
 from hindmost_judge.judge import judge
 from hindmost_judge.verdict.schema import Verdict
 
@@ -12,18 +12,11 @@ from two_lanes import simulate
 from two_lanes.families import job
 from two_lanes.job import Fault, Job, Truth
 
-NAMING = ("straggler", "intermittent", "hang", "desync")
 #: A fault that makes the steps in which it acts longer by this share must be named; by less than the other, it costs
 #: nothing and must not be. Between them either is right.
 MUST, HIDDEN = 0.03, 0.005
 #: Lane of a fault to the causes that are right.
 CAUSES = {"host": ("compute",), "gpu": ("compute",), "input": ("input",), "link": ("network",)}
-
-
-def graded(key: tuple[str, int]) -> dict[str, Any]:
-    """:func:`grade` of a regime and seed in a pair, for a pool of processes."""
-    with np.errstate(all="ignore"):
-        return grade(*key)
 
 
 def grade(family: str, seed: int) -> dict[str, Any]:
