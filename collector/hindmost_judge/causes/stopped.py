@@ -55,13 +55,15 @@ def stopped_samples(run: Run) -> Array:
 
 
 def during(run: Run, since: int, until: int) -> dict[int, float]:
-    """Rank to the seconds, at least, that it was stopped between these times (ns), of the ranks stopped for most of it
-    or at each sample in it."""
+    """Rank to the seconds, at least, that it was stopped between these times (ns), of the ranks stopped for most of it:
+    each sample stands for the time that is nearer to it than to others."""
     seconds: dict[int, float] = {}
     for rank, time, stopped in _sampled(run):
         overlaps = (min(one.until, until) - max(one.since, since) for one in _stops(rank, time, stopped))
         lasted, inside = sum(max(one, 0) for one in overlaps), stopped[(time >= since) & (time <= until)]
-        if lasted >= _MOST * (until - since) or (inside.size and inside.all()):
+        edges = np.clip(np.concatenate([[since], (time[1:] + time[:-1]) // 2, [until]]), since, until)
+        most = np.diff(edges)[stopped].sum() >= _MOST * (until - since)
+        if most and (lasted > 0 or (inside.size and inside.all())):
             seconds[rank] = max(lasted / 1e9, seconds.get(rank, 0.0))
     return seconds
 

@@ -100,16 +100,16 @@ def test_another_rank_s_stop_is_evidence_beside_the_missing_rank() -> None:
     assert "rank 3 was stopped (SIGSTOP, or a debugger) for at least 29.0 s" in verdict.evidence
 
 
-def paused(stopped: bool, cpus: int = 0) -> Run:
-    """A job of 10 ms steps in which rank 1 is off the CPU for 20 s, once, and samples of its state."""
+def paused(stopped: bool, cpus: int = 0, at: Iterable[float] = range(21)) -> Run:
+    """A job of 10 ms steps in which rank 1 is off the CPU for 20 s, once, and samples of its state ``at`` seconds."""
     fault = {"rank": 1, "blocked": 20_000.0, "from": 40, "until": 41}
     run = make(Load(ranks=3, steps=60, noise=0.0, compute=9.7, faults=[fault], cpus=cpus))
     began = int((run.collectives["start_ns"] - run.collectives["self_ns"]).min())
     ended = int(run.collectives["start_ns"].max())
     run = replace(run, job=replace(run.job, started_ns=began, ended_ns=ended), ranks=run.ranks | {"pid": np.arange(3)})
     stacks = from_rows("stacks", [(1, began + 5 * SECOND, "Thread 1\n    work (train.py:4)\n")])
-    times = [began / SECOND + second for second in range(21)]
-    return sampled(replace(run, stacks=stacks), {1: times[1:20] if stopped else ()}, times)
+    times = [began / SECOND + second for second in at]
+    return sampled(replace(run, stacks=stacks), {1: times[1:-1] if stopped else ()}, times)
 
 
 def test_a_stall_says_that_its_rank_was_stopped() -> None:
@@ -121,6 +121,12 @@ def test_a_stall_says_that_its_rank_was_stopped() -> None:
     assert "; rank 1 was stopped (SIGSTOP, or a debugger); 2 ranks waited for rank 1" in shown["why"][0]
     assert shown["do"][0].startswith("find what stopped rank 1 on node0: ")
     assert report["job"]["stalls"][0]["stopped_s"] == {"1": 18.0}
+
+
+def test_on_full_cores_few_samples_show_a_stop() -> None:
+    """Two of them stopped, a third of the wait apart, next to one that was read before the process stopped."""
+    (stall,) = judge(paused(stopped=True, at=(0.6, 6, 12, 24))).to_dict()["job"]["stalls"]
+    assert stall["stopped_s"] == {"1": 6.0}
 
 
 def test_what_a_stop_explains_is_told_once_on_shared_cpus() -> None:
