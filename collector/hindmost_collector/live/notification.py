@@ -29,7 +29,7 @@ from hindmost_judge.verdict.schema import STOPS, WhichOperation
 from hindmost_proto import retry
 
 from hindmost_collector.http_client import Answer, Receiver
-from hindmost_collector.report.verdict_lines import RenderedVerdict, of_verdict
+from hindmost_collector.report.verdict_lines import RenderedVerdict, in_change, of_verdict
 
 if TYPE_CHECKING:
     from hindmost_collector.ingest.definitions import Pod
@@ -73,10 +73,11 @@ class Notification:
         before = "job over: " if ended else _BEFORE[event["event"]]
         if event["event"] == "closed" and not ended and words.kind in STOPS and not _stands_still(report):
             before = "over: the job goes on; it was "
-        text, opening = (
-            one_line(f"{prefix}{words.sentence}{'' if event['event'] == 'closed' else _detail(words, which)}")
-            for prefix, which in ((before, event["event"]), ("", "merged"))
-        )
+        detail = "" if event["event"] == "closed" else _detail(words, event["event"])
+        text = f"{words.sentence}{detail}"
+        if "before" in event:
+            text = in_change(event["before"], verdict, report["ranks"], detail)
+        text, opening = one_line(f"{before}{text}"), one_line(f"{words.sentence}{_detail(words, 'merged')}")
         named = tuple(pods[rank] for rank in verdict.get("ranks") or () if rank in pods) if pods else ()
         return cls(job, event["event"], event["id"], event["time_ns"], verdict, text, ended, named, opening)
 

@@ -156,8 +156,8 @@ class VerdictLog:
         else:
             one.over = None
             if _changed(one.reported, verdict):  # compared with the last report: small changes add up
-                one.reported = verdict
-                yield _event("changed", now_ns, one.id, verdict)
+                before, one.reported = one.reported, verdict
+                yield {**_event("changed", now_ns, one.id, verdict), "before": before}
         self._open.append(one)
 
     def _left_out(self, one: _Open, now_ns: int, last_step: int | None, *, named: bool) -> Iterator[dict[str, Any]]:
@@ -214,8 +214,8 @@ def _more_is_known(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
 
 
 def line(event: Mapping[str, Any]) -> str:
-    """An event as one line of ``verdicts.jsonl``."""
-    return json.dumps(event, separators=(",", ":"))
+    """An event as one line of ``verdicts.jsonl``, in which lines before it have what it was."""
+    return json.dumps({name: value for name, value in event.items() if name != "before"}, separators=(",", ":"))
 
 
 #: Steps before and after a verdict's onset whose event traces are requested.

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-from hindmost_judge.verdict.schema import AT_LEAST, unsure, waiting
+from hindmost_judge.verdict.schema import AT_LEAST, STOPS, unsure, waiting
 from hindmost_judge.verdict.wording import ALONE, ANY_JOB, NONE_SEEN, RANKS_WAIT, TWO_CAUSES, WHICH_ID, duration, names
 
 from hindmost_collector.report import columns
@@ -98,6 +98,22 @@ def _periods(verdicts: Iterable[Mapping[str, Any]]) -> str:
 def of_verdict(one: Mapping[str, Any], ranks: Sequence[Mapping[str, Any]] = ()) -> RenderedVerdict:
     """A verdict without its report in words; the report's rows of ``ranks`` know their nodes."""
     return _verdict({"job": {}, "ranks": ranks, "verdicts": (one,)}, one)
+
+
+def in_change(
+    before: Mapping[str, Any], after: Mapping[str, Any], ranks: Sequence[Mapping[str, Any]], detail: str
+) -> str:
+    """What is new of a verdict that was ``before``, with its cost or place in ``detail``; all, if of another kind or of
+    other ranks."""
+    words, cost = of_verdict(after, ranks), before.get("cost_ms_per_step")
+    who = _who({"ranks": ranks}, after) or words.sentence
+    if any(before[name] != after[name] for name in ("kind", "ranks")):
+        return f"{words.sentence}{detail}"
+    if after["kind"] in STOPS:
+        return f"{words.head}{detail}"
+    if before.get("cause") != after.get("cause"):
+        return f"{who}: {doing(after)}, before {doing(before)}{detail}"
+    return f"{who}{detail.removeprefix(';')}{'' if cost is None else f', before {duration(cost)}'}"
 
 
 def with_rendered(report: Mapping[str, Any], *, over: bool = False, path: str = "") -> dict[str, Any]:

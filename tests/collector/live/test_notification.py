@@ -124,15 +124,29 @@ def test_a_hang_says_who_waits_and_then_where_the_missing_rank_is() -> None:
     evidence = ["3 ranks wait in all_reduce", "rank 2 is at train.py:7", number]
     hang = verdict(kind="hang", cause=None, victims=[0, 1, 3], evidence=evidence, cost_ms_per_step=None)
     texts = [
-        Notification.of("j", {"event": event, "id": "1", "time_ns": 1, "verdict": hang}, REPORT).text
-        for event in ("opened", "changed", "closed")
+        Notification.of("j", {"event": event, "id": "1", "time_ns": 1, "verdict": hang, **before}, REPORT).text
+        for event, before in (("opened", {}), ("changed", {"before": hang}), ("closed", {}))
     ]
     said = "HUNG in step 40: rank 2 on n0 did not arrive"
     over = f"over: the job goes on; it was {said}"
-    assert texts == [f"{said}; {evidence[0]}; {evidence[1]}", f"changed: {said}; {evidence[1]}", over]
+    assert texts == [f"{said}; {evidence[0]}; {evidence[1]}", f"changed: HUNG; {evidence[1]}", over]
     hang["evidence"] = [evidence[0], number]  # a stopped rank has no stack
-    change = {"event": "changed", "id": "1", "time_ns": 1, "verdict": hang}
-    assert Notification.of("j", change, REPORT).text == f"changed: {said}; {evidence[0]}"
+    change = {"event": "changed", "id": "1", "time_ns": 1, "verdict": hang, "before": hang}
+    assert Notification.of("j", change, REPORT).text == f"changed: HUNG; {evidence[0]}"
+
+
+@pytest.mark.parametrize(
+    ("before", "said"),
+    [
+        ({"cost_ms_per_step": 1.0}, "rank 2 on n0 costs 3.9 of 10.0 ms per step (39 %), before 1.0 ms"),
+        ({"cause": "unknown"}, "rank 2 on n0: computing, before cause unknown; costs 3.9 of 10.0 ms per step (39 %)"),
+        ({"ranks": [1]}, "SLOW rank 2 on n0: computing, since step 40; costs 3.9 of 10.0 ms per step (39 %)"),
+    ],
+)
+def test_a_change_says_what_changed(before: dict[str, Any], said: str) -> None:
+    """Not the whole sentence once more, but where it is of other ranks."""
+    change = {"event": "changed", "id": "1", "time_ns": 1, "verdict": verdict(), "before": verdict() | before}
+    assert Notification.of("j", change, REPORT).text == f"changed: {said}"
 
 
 def test_a_deadlock_changes_as_its_ranks_are_seen_where_they_are() -> None:
