@@ -70,7 +70,7 @@ def every() -> Panels:
                 Column("GPUs", "max by (job_id) (hindmost_job_devices)", "none"),
                 Column("steps a second", "sum by (job_id) (rate(hindmost_job_steps_total[$__rate_interval]))", "none"),
                 Column(
-                    "samples or tokens a second",
+                    "items a second",
                     "sum by (job_id) (rate(hindmost_job_work_total[$__rate_interval]))",
                     "none",
                 ),

@@ -255,8 +255,8 @@ def test_runs_with_other_batches_are_compared_by_their_work() -> None:
     assert rates["work_per_s"]["changed"]
     assert rates["steps_per_s"]["change"] < -0.25
     shown = text.render(found, width=200)
-    assert re.search(r"RESULT B does 3\d % more samples or tokens/s: \S+ to ", shown)
-    assert "a step has 128 samples or tokens in A and 256 in B" in shown
+    assert re.search(r"RESULT B does 3\d % more items/s: \S+ to ", shown)
+    assert "a step has 128 items in A and 256 in B" in shown
     assert "PACE" not in shown
 
 
@@ -266,7 +266,7 @@ def test_an_interval_without_width_is_left_out() -> None:
     (pace,) = [rate for rate in found["rates"] if rate["name"] == "work_per_s"]
     pace |= {"low": pace["change"] - 1e-4, "high": pace["change"] + 1e-4}
     shown = text.render(found, width=200)
-    assert re.search(r"PACE   B does 6\d % fewer samples or tokens/s: \S+ to [\d.,]+\n", shown)
+    assert re.search(r"PACE   B does 6\d % fewer items/s: \S+ to [\d.,]+\n", shown)
 
 
 @pytest.mark.parametrize("goes_on", [True, False])
@@ -344,7 +344,7 @@ def test_several_runs_show_how_far_more_ranks_are_faster() -> None:
     assert [run["speed_up"] for run in found["runs"]] == pytest.approx([1.0, 2.0, 4 * 0.77], rel=0.03)
     assert [run["efficiency"] for run in found["runs"]] == pytest.approx([1.0, 1.0, 0.77], abs=0.03)
     shown = text.render_scaling(found, 80)
-    by = r"RESULT 16 ranks are 3\.\d\d times as fast as 4 \(efficiency 7\d %\), by samples or tokens/s"
+    by = r"RESULT 16 ranks are 3\.\d\d times as fast as 4 \(efficiency 7\d %\), by items/s"
     assert re.search(by, " ".join(shown.split()))
     assert [line.split(" ·")[0].split() for line in shown.splitlines()[:3]] == [
         [name, run["id"]] for name, run in zip("BCA", found["runs"], strict=True)

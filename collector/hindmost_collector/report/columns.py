@@ -7,8 +7,8 @@ from typing import Any, TypeAlias
 
 from hindmost_judge.job_command import script, split
 from hindmost_judge.model import OTHER, PHASES
-from hindmost_judge.verdict.schema import STOPS, unsure
-from hindmost_judge.verdict.wording import OTHERS_USE, STOP_OTHERS, UNMEASURED, as_exchanges, duration, percent
+from hindmost_judge.verdict.schema import AT_LEAST, STOPS, unsure
+from hindmost_judge.verdict.wording import OTHERS_USE, STOP_OTHERS, UNMEASURED, as_exchanges, duration, names, percent
 
 _CAUSES = {
     "gpu_contention": "GPU contention",
@@ -300,8 +300,8 @@ _ON_BOTH = ("forward", "backward", "optimizer")
 _ON_HOST = tuple(f"CPU {phase}" for phase in _ON_BOTH)
 #: Columns that are means, not medians.
 _MEANS = ("caused wait", "storage wait")
-#: A rank's caused wait is explained next to its COST from this ratio of the two on.
-_MORE_THAN_COST = 1.25
+#: A rank's caused wait is reconciled with its COST from this ratio of the two on.
+_DIFFERENT = 1.05
 #: Ranks cause the waits of the table if what they cause is at least this share of these.
 _CAUSED = 0.5
 
@@ -345,14 +345,20 @@ def _explained(report: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _of_cost(report: Mapping[str, Any]) -> str:
-    """What to believe where a named rank causes much longer, or much shorter, waits than it costs."""
+    """How the first named rank's wait, in the steps of its verdict, and its COST go together, where they differ."""
+    when, measured = of_fault(report)
     caused = {row["rank"]: row.get("caused_wait_ms") or 0.0 for row in report["ranks"]}
-    for one in report["verdicts"]:
-        cost = one.get("cost_ms_per_step")
-        waited = sum(caused.get(rank, 0.0) for rank in one.get("ranks") or ())
-        if cost and waited > _MORE_THAN_COST * cost:
-            return "; COST is the part that is saved without the fault"
-        if cost and one.get("ranks") and not one.get("since_step") and waited * _MORE_THAN_COST < cost:
+    caused |= measured.get("caused wait", {})
+    for one in report["verdicts"][:1]:
+        cost, who = one.get("cost_ms_per_step"), one.get("ranks") or ()
+        waited = sum(caused.get(rank) or 0.0 for rank in who)
+        if not cost or not who or (one.get("since_step") and not when):
+            return ""
+        least = "at least " if one.get("cost_is") == AT_LEAST else ""
+        if waited > _DIFFERENT * cost:
+            amount = f"{number(cost)} of the {number(waited)} ms of {names(who)}"
+            return f". COST is {least}{amount}: the rest overlaps computing, or becomes a wait for the next rank"
+        if waited * _DIFFERENT < cost:
             return " in collectives alone; COST counts other delays too"
     return ""
 
@@ -396,8 +402,8 @@ def deciding(report: Mapping[str, Any]) -> list[str]:
         found += said
         causes += [] if title_of("queued") in said else ["cpu_contention"]  # reports of earlier versions have no share
     for cause in causes:
-        for names in _DECIDING.get(cause, ()):
-            titles = [title_of(name) for name in names if _measured(name, report["ranks"])]
+        for measures in _DECIDING.get(cause, ()):
+            titles = [title_of(name) for name in measures if _measured(name, report["ranks"])]
             if titles:
                 found += titles
                 break

@@ -404,7 +404,7 @@ def render(found: Mapping[str, Any], width: int = 100, color: bool = False) -> s
     result = _result(found, _pace(pace) if pace and unlike else _of_steps(found))
     page.print(labelled("RESULT", *result))
     if unlike:
-        page.print(labelled("", f"a step has {left:,.0f} samples or tokens in A and {right:,.0f} in B"))
+        page.print(labelled("", f"a step has {left:,.0f} items in A and {right:,.0f} in B"))
     elif pace:
         page.print(labelled("PACE", *_pace(pace)))
     for label, style, sentence in _changes(found["verdicts"]):
@@ -450,16 +450,16 @@ def _end(found: Mapping[str, Any], label: str) -> tuple[str, bool] | None:
 
 
 def _pace(rate: Mapping[str, Any]) -> tuple[str, str]:
-    """Samples or tokens a second of both, which runs with other batches or ranks are to be compared by."""
+    """Items a second of both, which runs with other batches or ranks are to be compared by."""
     before, after = (sections.written(rate[name], "number") for name in "ab")
-    both = f"{before} to {after} samples or tokens/s"
+    both = f"{before} to {after} items/s"
     if rate["changed"] is None:
         return f"{both}; too few steps to call it a change", ""
     if not rate["changed"]:
         return f"{both}: no change beyond noise", ""
     low, high = _share(rate["low"]), _share(rate["high"])
     more, interval = rate["change"] > 0, f" ({low} to {high})" * (low != high)
-    by = f"B does {ratio(abs(rate['change']))} {'more' if more else 'fewer'} samples or tokens/s"
+    by = f"B does {ratio(abs(rate['change']))} {'more' if more else 'fewer'} items/s"
     return f"{by}: {before} to {after}{interval}", _BETTER if more else _WORSE
 
 
@@ -475,7 +475,7 @@ _SCALING = (
     ("nodes", "nodes", "count"),
     ("step_ms", "mean step", "ms"),
     ("steps_per_s", "steps/s", "number"),
-    ("work_per_s", "work/s", "number"),
+    ("work_per_s", "items/s", "number"),
     ("speed_up", "speed-up", "number"),
     ("efficiency", "efficiency", "ratio"),
     ("load_balance", "load balance", "ratio"),
@@ -498,7 +498,7 @@ def render_scaling(found: Mapping[str, Any], width: int = 100, color: bool = Fal
         )
     else:
         fewer = runs[0]["ranks"]
-        by = "samples or tokens/s" if found["by"] == "work_per_s" else "steps/s (a step must be the same work in all)"
+        by = "items/s" if found["by"] == "work_per_s" else "steps/s (a step must be the same work in all)"
         text = f"{best['ranks']:,} ranks are {best['speed_up']:.2f} times as fast as {fewer:,}"
         page.print(labelled("RESULT", f"{text} (efficiency {ratio(best['efficiency'])}), by {by}", "bold"))
     shown = [one for one in _SCALING if any(run[one[0]] is not None for run in runs)]

@@ -136,8 +136,8 @@ def _throughput(one: _Run) -> dict[str, list[dict[str, Any]]]:
         one.lacks("throughput", "steps a second", "no steps were recognised")
         return {"job": [], "ranks": []}
     if found.work_per_step is None:
-        why = "batches were not seen; `hindmost.step(work=tokens)` counts them"
-        one.lacks("throughput", "samples or tokens a second", why)
+        why = "batches were not seen; `hindmost.step(work=N)` counts them"
+        one.lacks("throughput", "items a second", why)
     seconds = np.where(found.seconds > 0, found.seconds, np.nan)
     job = {
         "steps": int(found.steps.max()),

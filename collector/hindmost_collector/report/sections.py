@@ -87,14 +87,15 @@ SECTIONS: dict[str, Section] = {
         "Throughput",
         {
             "job": Table(
-                "After warm-up. Work is samples or tokens, whichever batches or `hindmost.step(work=...)` counted.",
+                "After warm-up. Items are samples, tokens where batches have `input_ids`, or what"
+                " `hindmost.step(work=...)` counts.",
                 "steps:count, step_ms=mean step:ms, steps_per_s=steps/s:number, "
-                "work_per_s=work/s:number, work_per_step=work a step:number",
+                "work_per_s=items/s:number, work_per_step=items a step:number",
             ),
             "ranks": Table(
                 "The same by rank.",
-                "rank:count, steps:count, steps_per_s=steps/s:number, work_per_s=work/s:number, "
-                "work_per_step=work a step:number",
+                "rank:count, steps:count, steps_per_s=steps/s:number, work_per_s=items/s:number, "
+                "work_per_step=items a step:number",
             ),
         },
     ),
@@ -112,7 +113,7 @@ SECTIONS: dict[str, Section] = {
             "if_free": Table(
                 "The mean step if one thing took no time. Last: if each rank took as long as the median one. COST of a"
                 " verdict removes one fault, and no delay by chance.",
-                "without=if, step_ms=mean step:ms, saved:ratio, steps_per_s=steps/s:number, work_per_s=work/s:number",
+                "without=if, step_ms=mean step:ms, saved:ratio, steps_per_s=steps/s:number, work_per_s=items/s:number",
             ),
         },
     ),
@@ -401,7 +402,7 @@ def in_one_line(found: Sections) -> str:
     Start-up is all that comes before the first step: launch, imports, communicators, set-up, the first batch.
     """
     (pace, *_) = found.get("throughput", {}).get("job") or [{}]
-    units = {"steps_per_s": "steps/s", "work_per_s": "samples or tokens/s"}
+    units = {"steps_per_s": "steps/s", "work_per_s": "items/s"}
     paces = ", ".join(f"{_rate(pace[key])} {unit}" for key, unit in units.items() if pace.get(key))
     parts = found.get("wall_clock", {}).get("parts") or []
     whole = next((row["seconds"] for row in parts if row["part"] == "all"), None)

@@ -398,7 +398,7 @@ def _hang_evidence(stop: Hang, run: Run) -> list[str]:
         found = [_instead(stop, run), *found, *_of_messages(stop, run), *places, _waited(stop, run, inside)]
         return [*(found if stop.ranks else [*found, *_either(stop, run)]), *number]
     waited, seconds = _waited(stop, run, stop.op if stop.seq >= 0 else ""), _stopped_meanwhile(stop, run)
-    found = [f"{_waits(stop, run)}; {waited}"] if stop.waits else [f"{waited}; {_absent(stop, run)}"]
+    found = [f"{_waits(stop, run)}; {waited}" if stop.waits else f"{waited}{_absent(stop, run)}"]
     if seconds and seconds.keys() >= set(stop.ranks):
         found = [f"{stopped(seconds)}; {waited}"]
     elif seconds:
@@ -588,12 +588,12 @@ def _end(run: Run, stop: Hang) -> list[str]:
 
 
 def _absent(stop: Hang, run: Run) -> str:
-    """Who did not come, or may not have."""
+    """Who may not have come; the head names who did not."""
     if not stop.unproven:
-        return f"{names(stop.ranks)} never entered it" if stop.ranks else "all members entered it, none leaves"
+        return "" if stop.ranks else "; all members entered it, none leaves"
     own = run.job.source == Job.source
     silent = f"{names(stop.unproven)} {'sent nothing since' if own else 'left no readable dump'}"
-    return f"all others entered it; {silent}" if stop.ranks else f"{silent}: which of them is late is not known"
+    return f"; all others entered it; {silent}" if stop.ranks else f"; {silent}: which of them is late is not known"
 
 
 _GONE = {

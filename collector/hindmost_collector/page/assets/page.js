@@ -169,7 +169,7 @@ function showState(which) {
     ["", source.live ? null : number(state.steps), "steps"],
     ["", milliseconds(mean), "mean step"],
     ["now", known(state.steps_s) ? number(state.steps_s) : source.live && which === "running" ? ABSENT : null, "steps/s"],
-    ["", known(state.work_s) ? number(state.work_s) : null, "samples or tokens/s"],
+    ["", known(state.work_s) ? number(state.work_s) : null, "items/s"],
     ["", known(state.world_size) ? ranks : null, (state.world_size === 1 ? "rank" : "ranks") + (!known(state.nodes) ? "" : state.nodes === 1 ? ", 1 node" : ", " + number(state.nodes) + " nodes")],
     ["verdict", which === "running" && state.judged_s >= OLD_VERDICT_S ? seconds(state.judged_s) : null, "old"],
     ["data", known(age) && which !== "ended" ? seconds(age) : null, "old"],
