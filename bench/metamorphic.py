@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from hindmost_collector.recordings.load import load
 from hindmost_judge.judge import judge
 from hindmost_judge.model import GPU_TIME, IN_FLIGHT, STACKS, Run, Table, empty, rows
 from hindmost_judge.types import Array
@@ -371,8 +372,6 @@ def flip(must: list[Decision], may: list[Decision], now: list[Decision]) -> str:
 
 def compared(item: tuple[str, Path], forms: list[str]) -> list[dict[str, Any]]:
     """The flips of one recording: form, what differs, and the decisions before and after."""
-    from hindmost_collector.recordings.load import load  # noqa: PLC0415 - its formats need packages that judging does not
-
     name, path = item
     run = load(path)
     most = int(run.ranks["rank"].max()) if rows(run.ranks) else 0

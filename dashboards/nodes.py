@@ -7,10 +7,10 @@ import re
 from grafana_foundation_sdk.builders import timeseries
 from grafana_foundation_sdk.models import dashboard as model
 
-from dashboards import board
+from dashboards import board, promql
 from dashboards.board import Panels, Section
 from dashboards.panels import OF_NODE, TO_GPUS, Column, Query, lines, rows
-from dashboards.promql import NODE_BUSY, ROWS, of_nodes, once, over_range, per_second
+from dashboards.promql import NODE_BUSY, ROWS, of_nodes, once, over_range
 from dashboards.thresholds import limits
 
 #: How many nodes, or devices of nodes, one panel draws.
@@ -22,14 +22,15 @@ NOT_LOOPBACK = 'device!="lo"'
 RESOURCE_CPU = 'resource="cpu"'
 
 
+def rate_of(what: str, *matchers: str) -> str:
+    """The rate of the chosen nodes' counter ``hindmost_node_WHAT_total``."""
+    return promql.per_second(of_nodes(f"hindmost_node_{what}_total", *matchers))
+
+
 CORES = of_nodes("hindmost_node_cpus")
 RUNNABLE = f"{of_nodes('hindmost_node_processes_running')} / {CORES}"
 MEMORY = f"1 - {of_nodes('hindmost_node_memory_available_bytes')} / {of_nodes('hindmost_node_memory_total_bytes')}"
-LOST = " + ".join(
-    per_second(of_nodes(f"hindmost_node_network_{way}_{what}_total"))
-    for way in ("receive", "transmit")
-    for what in ("errors", "drops")
-)
+LOST = " + ".join(rate_of(f"network_{way}_{what}") for way in ("receive", "transmit") for what in ("errors", "drops"))
 
 
 def dashboard() -> model.Dashboard:
@@ -53,7 +54,7 @@ def overview() -> Panels:
     def of_busiest(expression: str) -> str:
         return f"max by (node) ({expression}) and on (node) {busiest}"
 
-    pressure = per_second(of_nodes("hindmost_node_pressure_waiting_seconds_total", RESOURCE_CPU))
+    pressure = rate_of("pressure_waiting_seconds", RESOURCE_CPU)
     return [
         rows(
             f"The {ROWS} busiest nodes",
@@ -75,21 +76,21 @@ def overview() -> Panels:
 
 def host() -> Panels:
     """Where CPU time goes, what is short, and what memory is used for."""
-    cpu = of_nodes("hindmost_node_cpu_seconds_total", NOT_IDLE)
+    cpu = rate_of("cpu_seconds", NOT_IDLE)
     return [
         lines(
             "CPU time by mode",
             "Cores' worth of time of the chosen nodes together. Much system time: interrupts, page faults, file I/O. "
             "Much iowait: storage. Steal: another virtual machine on the same host.",
             "none",
-            (f"sum by (mode) ({once('node, mode', per_second(cpu))})", "{{mode}}"),
+            (f"sum by (mode) ({once('node, mode', cpu)})", "{{mode}}"),
             stacked=True,
         ),
         _highest(
             "Pressure",
             "Share of time in which some task waited for the resource.",
             "percentunit",
-            (per_second(of_nodes("hindmost_node_pressure_waiting_seconds_total")), "{{node}} {{resource}}"),
+            (rate_of("pressure_waiting_seconds"), "{{node}} {{resource}}"),
         ),
         _highest(
             "Runnable threads a core",
@@ -101,14 +102,14 @@ def host() -> Panels:
             "Context switches",
             "A step up without a new job: something wakes up often, such as spinning threads on too few cores.",
             "cps",
-            (per_second(of_nodes("hindmost_node_context_switches_total")), "{{node}}"),
+            (rate_of("context_switches"), "{{node}}"),
         ),
         _highest("Memory in use", "Share that is not available.", "percentunit", (MEMORY, "{{node}}")),
         _highest(
             "Major page faults",
             "Pages that had to be read from disk: memory is short, or a program starts.",
             "cps",
-            (per_second(of_nodes("hindmost_node_major_page_faults_total")), "{{node}}"),
+            (rate_of("major_page_faults"), "{{node}}"),
         ),
     ]
 
@@ -120,28 +121,22 @@ def devices() -> Panels:
             "Disk bytes",
             "Read and written, by device.",
             "Bps",
-            (per_second(of_nodes("hindmost_node_disk_read_bytes_total")), "{{node}} {{device}} read"),
-            (per_second(of_nodes("hindmost_node_disk_written_bytes_total")), "{{node}} {{device}} written"),
+            (rate_of("disk_read_bytes"), "{{node}} {{device}} read"),
+            (rate_of("disk_written_bytes"), "{{node}} {{device}} written"),
         ),
         _highest(
             "Disk busy",
             "Share of time with a request in flight. Near 1 with few bytes: a device at its limit of operations, or "
             "ill.",
             "percentunit",
-            (per_second(of_nodes("hindmost_node_disk_busy_seconds_total")), "{{node}} {{device}}"),
+            (rate_of("disk_busy_seconds"), "{{node}} {{device}}"),
         ),
         _highest(
             "Network bytes",
             "Received and sent, by interface. RDMA does not pass here.",
             "Bps",
-            (
-                per_second(of_nodes("hindmost_node_network_receive_bytes_total", NOT_LOOPBACK)),
-                "{{node}} {{device}} received",
-            ),
-            (
-                per_second(of_nodes("hindmost_node_network_transmit_bytes_total", NOT_LOOPBACK)),
-                "{{node}} {{device}} sent",
-            ),
+            (rate_of("network_receive_bytes", NOT_LOOPBACK), "{{node}} {{device}} received"),
+            (rate_of("network_transmit_bytes", NOT_LOOPBACK), "{{node}} {{device}} sent"),
         ),
         _highest(
             "Network errors and drops",
@@ -159,24 +154,15 @@ def rdma() -> Panels:
             "RDMA bytes",
             "Received and sent, by port. A port far below its peers in a job that uses all: it is slow or down.",
             "Bps",
-            (
-                per_second(of_nodes("hindmost_node_infiniband_receive_bytes_total")),
-                "{{node}} {{device}}/{{port}} received",
-            ),
-            (
-                per_second(of_nodes("hindmost_node_infiniband_transmit_bytes_total")),
-                "{{node}} {{device}}/{{port}} sent",
-            ),
+            (rate_of("infiniband_receive_bytes"), "{{node}} {{device}}/{{port}} received"),
+            (rate_of("infiniband_transmit_bytes"), "{{node}} {{device}}/{{port}} sent"),
         ),
         _highest(
             "RDMA errors",
             "Packets out of sequence: some were lost, by congestion as a rule. Links that went down: a bad cable.",
             "cps",
-            (
-                per_second(of_nodes("hindmost_node_infiniband_out_of_sequence_total")),
-                "{{node}} {{device}} out of order",
-            ),
-            (per_second(of_nodes("hindmost_node_infiniband_link_downed_total")), "{{node}} {{device}} went down"),
+            (rate_of("infiniband_out_of_sequence"), "{{node}} {{device}} out of order"),
+            (rate_of("infiniband_link_downed"), "{{node}} {{device}} went down"),
         ),
     ]
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from typing import Any, NamedTuple
 
 from hindmost_agent.jobs.processes import owner
-from hindmost_agent.sampler import GPU, NAN, Host, Metric, Sampler, Series, counter, gauge, series
+from hindmost_agent.sampler import GPU, NAN, Absent, Host, Metric, Sampler, Series, counter, gauge, series
 
 log = logging.getLogger(__name__)
 
@@ -49,34 +49,6 @@ RANK_MEMORY = gauge(
     "job",
     "rank",
 )
-
-
-def say_silent(host: Host, which: str, error: Exception) -> None:
-    """One line for a GPU that does not even say who it is, however often it is asked."""
-    if which not in host.silent_gpus:
-        host.silent_gpus.add(which)
-        log.warning("%s does not answer (%s); the agent tries again", which, " ".join(str(error).split()))
-
-
-def say_joined(host: Host, which: str) -> None:
-    """Have all samplers take on a GPU that answers by now."""
-    host.silent_gpus.discard(which)
-    host.gpu_generation += 1
-    log.info("%s answers now and is sampled", which)
-
-
-def with_joined(found: Any, device: Any, silent: Any) -> Any:
-    """A maker's library with a GPU that answers now among its ``devices``, and no more among the ``silent`` ones."""
-    devices = tuple(sorted((*found.devices, device), key=lambda one: one.number))
-    return found._replace(devices=devices, silent=tuple(one for one in found.silent if one != silent))
-
-
-def without_hung(host: Host, found: Any) -> Any:
-    """A maker's library as it may be asked: ``devices`` without those of which an answer is still awaited."""
-    if not host.hung:
-        return found
-    devices = tuple(device for device in found.devices if device.uuid not in host.hung)
-    return found._replace(devices=devices, hung=tuple(one for one in found.devices if one.uuid in host.hung))
 
 
 class Trouble(Enum):
@@ -154,14 +126,96 @@ class HungCard(Card):
         return [0.0]
 
 
-class Maker(NamedTuple):
-    """How a maker's library is opened (which gives its ``lib``, ``devices`` and ``hung``), and its errors understood.
+class Device(NamedTuple):
+    """One GPU of this node; ``handle`` is its library's."""
 
-    ``opened`` raises ``Absent`` where there is no GPU of this maker.
+    handle: Any
+    number: int
+    uuid: str
+    model: str
+    pci_bus_id: str
+    driver: str
+
+
+class Library(NamedTuple):
+    """A maker's library (its Python module), the GPUs that answered, and number and slot of others.
+
+    ``hung``: those of which an answer is still awaited, which must not be asked.
     """
 
-    opened: Callable[[Host], Any]
-    trouble: Callable[[Exception], Trouble]
+    lib: Any
+    devices: tuple[Device, ...]
+    silent: tuple[tuple[int, Any], ...] = ()
+    hung: tuple[Device, ...] = ()
+
+
+class Maker(ABC):
+    """How one maker's library is asked. It is opened once for all samplers of a host."""
+
+    #: The library's name, that of its exception, and what its GPUs are called until they say who they are.
+    library: str
+    error: str
+    called: str
+
+    @abstractmethod
+    def start(self, host: Host) -> tuple[Any, Sequence[Any]]:
+        """The library, initialised, and the slots of its GPUs. Raises ``Absent`` where it is not there."""
+
+    @abstractmethod
+    def device(self, lib: Any, number: int, slot: Any) -> Device:
+        """The GPU in a slot. Raises the library's exception where it does not say who it is."""
+
+    @abstractmethod
+    def trouble(self, error: Exception) -> Trouble:
+        """What an error of the library means for the value that was asked for."""
+
+    def opened(self, host: Host) -> Library:
+        """The library, opened at first use, with the GPUs that may be asked. Raises ``Absent`` where there is none."""
+        if self.library not in host.gpu_libraries:
+            host.gpu_libraries[self.library] = self._open(host)
+        found: Library = host.gpu_libraries[self.library]
+        if not host.hung:
+            return found
+        devices = tuple(device for device in found.devices if device.uuid not in host.hung)
+        return found._replace(devices=devices, hung=tuple(one for one in found.devices if one.uuid in host.hung))
+
+    def _open(self, host: Host) -> Library:
+        lib, slots = self.start(host)
+        asked = [(number, slot, self._asked(host, lib, number, slot)) for number, slot in enumerate(slots)]
+        found = tuple(device for *_, device in asked if device is not None)
+        if not found:
+            raise Absent(f"{self.library} lists no GPU that answers")
+        return Library(lib, found, tuple((number, slot) for number, slot, device in asked if device is None))
+
+    def look_again(self, host: Host) -> None:
+        """Ask the GPUs that have not answered yet; one that does now joins the others, and all samplers take it on."""
+        found = self.opened(host)
+        for number, slot in found.silent:
+            device = self._asked(host, found.lib, number, slot)
+            if device is not None:
+                known: Library = host.gpu_libraries[self.library]
+                devices = tuple(sorted((*known.devices, device), key=lambda one: one.number))
+                silent = tuple(one for one in known.silent if one[0] != number)
+                host.gpu_libraries[self.library] = known._replace(devices=devices, silent=silent)
+                host.silent_gpus.discard(f"{self.called} {number}")
+                host.gpu_generation += 1
+                log.info("%s %d answers now and is sampled", self.called, number)
+
+    def _asked(self, host: Host, lib: Any, number: int, slot: Any) -> Device | None:
+        """One GPU, or ``None`` with one line for it, however often it is asked, when it does not say who it is."""
+        which = f"{self.called} {number}"
+        if which in host.hung:
+            return None
+        host.asking.of(which)
+        try:
+            return self.device(lib, number, slot)
+        except getattr(lib, self.error) as error:
+            if which not in host.silent_gpus:
+                host.silent_gpus.add(which)
+                log.warning("%s does not answer (%s); the agent tries again", which, " ".join(str(error).split()))
+            return None
+        finally:
+            host.asking.of("")
 
 
 class GpuSampler(Sampler):
@@ -179,7 +233,7 @@ class GpuSampler(Sampler):
         self.series = self.fixed()
 
     @abstractmethod
-    def calls(self, lib: Any, device: Any) -> Sequence[Call]:
+    def calls(self, lib: Any, device: Device) -> Sequence[Call]:
         """What this GPU is asked at each reading, of the maker's library."""
 
     def cards(self) -> list[Card]:
@@ -230,17 +284,15 @@ class Owners(Sampler):
     asks_driver = GPU
     metrics = (RANK, RANK_MEMORY)
     maker: Maker
-    #: The name of what the maker's library raises.
-    error: str
 
     def __init__(self, host: Host) -> None:
         super().__init__(host)
         self._lib = self.maker.opened(host).lib
-        self._error: type[Exception] = getattr(self._lib, self.error)
+        self._error: type[Exception] = getattr(self._lib, self.maker.error)
         self._said: set[str] = set()
 
     @abstractmethod
-    def processes(self, lib: Any, device: Any) -> Iterable[tuple[int, float]]:
+    def processes(self, lib: Any, device: Device) -> Iterable[tuple[int, float]]:
         """Pid and bytes in use of each process on a GPU; NaN where the driver does not report the bytes."""
 
     def sample(self) -> list[float]:

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from hindmost_agent.gpu import Call, Maker, Trouble, say_joined, say_silent, with_joined, without_hung
+from hindmost_agent.gpu import Call, Device, Maker, Trouble
 from hindmost_agent.sampler import NAN, Absent, Asking, Host, Metric, series
 
 log = logging.getLogger(__name__)
@@ -20,99 +20,44 @@ UNSUPPORTED = frozenset({2, 3, 4, 13})
 LOST = frozenset({15, 16})  # GPU is lost, reset required
 
 
-class Device(NamedTuple):
-    """One GPU of this node; ``handle`` is NVML's."""
+class _Nvidia(Maker):
+    library, error, called = "NVML", "NVMLError", "GPU"
 
-    handle: Any
-    number: int
-    uuid: str
-    model: str
-    pci_bus_id: str
-
-
-class Nvml(NamedTuple):
-    """The library (the module ``pynvml``), its driver's version, the GPUs that answered, and the numbers of others.
-
-    ``hung``: those of which an answer is still awaited, which must not be asked.
-    """
-
-    lib: Any
-    driver: str
-    devices: tuple[Device, ...]
-    silent: tuple[int, ...] = ()
-    hung: tuple[Device, ...] = ()
-
-
-def opened(host: Host) -> Nvml:
-    """The library for this host, initialised at first use. Raises ``Absent`` where there is no NVIDIA GPU."""
-    if host.nvml is None:
-        host.nvml = _open(host)
-    found: Nvml = without_hung(host, host.nvml)
-    return found
-
-
-def _open(host: Host) -> Nvml:
-    lib = host.nvml_library
-    if lib is None:
-        # Looked at first, because importing costs memory that a node without GPUs need not spend.
-        if not (host.dev / "nvidiactl").exists():
-            raise Absent("no NVIDIA driver is loaded")
+    def start(self, host: Host) -> tuple[Any, Sequence[Any]]:
+        lib = host.nvml_library
+        if lib is None:
+            # Looked at first, because importing costs memory that a node without GPUs need not spend.
+            if not (host.dev / "nvidiactl").exists():
+                raise Absent("no NVIDIA driver is loaded")
+            try:
+                lib = importlib.import_module("pynvml")
+            except ImportError as error:
+                raise Absent("nvidia-ml-py is not installed") from error
         try:
-            lib = importlib.import_module("pynvml")
-        except ImportError as error:
-            raise Absent("nvidia-ml-py is not installed") from error
-    try:
-        lib.nvmlInit()
-        devices = {index: _device(host, lib, index) for index in range(lib.nvmlDeviceGetCount())}
-        driver = _text(lib.nvmlSystemGetDriverVersion())
-    except lib.NVMLError as error:
-        raise Absent(f"NVML does not start: {error}") from error
-    found = tuple(device for device in devices.values() if device is not None)
-    if not found:
-        raise Absent("NVML lists no GPU that answers")
-    return Nvml(lib, driver, found, tuple(index for index, device in devices.items() if device is None))
+            lib.nvmlInit()
+            driver = _text(lib.nvmlSystemGetDriverVersion())
+            return lib, [driver] * lib.nvmlDeviceGetCount()
+        except lib.NVMLError as error:
+            raise Absent(f"NVML does not start: {error}") from error
 
-
-def look_again(host: Host) -> None:
-    """Ask the GPUs that have not answered yet; one that does now joins the others."""
-    nvml = opened(host)
-    for index in nvml.silent:
-        device = _device(host, nvml.lib, index)
-        if device is not None:
-            host.nvml = with_joined(host.nvml, device, index)
-            say_joined(host, f"GPU {index}")
-
-
-def _device(host: Host, lib: Any, index: int) -> Device | None:
-    """One GPU, or ``None`` with a line that says so when it does not even say who it is."""
-    which = f"GPU {index}"
-    if which in host.hung:
-        return None
-    host.asking.of(which)
-    try:
-        handle = lib.nvmlDeviceGetHandleByIndex(index)
+    def device(self, lib: Any, number: int, slot: Any) -> Device:
+        handle = lib.nvmlDeviceGetHandleByIndex(number)
         uuid, model = _text(lib.nvmlDeviceGetUUID(handle)), _text(lib.nvmlDeviceGetName(handle))
-        return Device(handle, index, uuid, model, _text(lib.nvmlDeviceGetPciInfo(handle).busId))
-    except lib.NVMLError as error:
-        say_silent(host, which, error)
-        return None
-    finally:
-        host.asking.of("")
+        return Device(handle, number, uuid, model, _text(lib.nvmlDeviceGetPciInfo(handle).busId), driver=slot)
+
+    def trouble(self, error: Exception) -> Trouble:
+        code = getattr(error, "value", None)
+        if code in UNSUPPORTED:
+            return Trouble.UNSUPPORTED
+        return Trouble.LOST if code in LOST else Trouble.PASSING
+
+
+NVIDIA = _Nvidia()
 
 
 def _text(value: Any) -> str:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
 
-
-def trouble(error: Exception) -> Trouble:
-    """What an NVML error means for the value that was asked for."""
-    code = getattr(error, "value", None)
-    if code in UNSUPPORTED:
-        return Trouble.UNSUPPORTED
-    return Trouble.LOST if code in LOST else Trouble.PASSING
-
-
-NVIDIA = Maker(opened, trouble)
 
 #: A field that takes NVML longer than this is not asked for again: its value is not worth a training job's time.
 SLOW_US = 2_000
@@ -238,7 +183,7 @@ class XidErrors:
             self._lib.nvmlDeviceRegisterEvents(device.handle, XID_EVENT, self._events)
         except self._lib.NVMLError as error:
             self._say(f"GPU {device.uuid}: NVML reports no XID errors of it (%s)", error)
-            if trouble(error) is not Trouble.UNSUPPORTED:
+            if NVIDIA.trouble(error) is not Trouble.UNSUPPORTED:
                 return
         else:
             self.totals[device.uuid] += 0

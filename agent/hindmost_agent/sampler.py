@@ -147,10 +147,10 @@ class Host:
     counts: AgentCounts = field(default_factory=AgentCounts)
     #: The module ``pynvml`` or one that behaves like it; ``None`` imports it where a driver is loaded.
     nvml_library: Any = None
-    nvml: Any = None
     #: The same of ``amdsmi``.
     amdsmi_library: Any = None
-    amdsmi: Any = None
+    #: What was opened of them, by name.
+    gpu_libraries: dict[str, Any] = field(default_factory=dict)
     #: Grows when a GPU that did not answer before does, so that samplers take it on.
     gpu_generation: int = 0
     #: GPUs of which was said that they do not answer.

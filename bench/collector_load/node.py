@@ -51,18 +51,12 @@ SOURCES = (
     Source("nvidia_counters", 60, 8, "gpu"),
 )
 _EACH = {"node": 1, "gpu": GPUS, "process": RANKS}
-_PREFIX = {"node": "node", "gpu": "gpu", "process": "process"}
 _LABELS = {"node": ("device",), "gpu": ("gpu_uuid",), "process": ("job", "rank")}
 
 
 def width(source: Source) -> int:
     """How many values one reading of a source has."""
     return source.series * _EACH[source.of]
-
-
-def samples_a_second() -> float:
-    """What all sources give together."""
-    return sum(width(source) / source.period for source in SOURCES)
 
 
 def layout(source: Source, node: int) -> tuple[Series, ...]:
@@ -80,7 +74,7 @@ def layout(source: Source, node: int) -> tuple[Series, ...]:
 
 def _metric(source: Source, place: int) -> Metric:
     """Every other one counts up, as about half of the real ones do."""
-    name = f"hindmost_{_PREFIX[source.of]}_{source.name}_measured_{place:02}"
+    name = f"hindmost_{source.of}_{source.name}_measured_{place:02}"
     text = f"What {source.name} reads at place {place}."
     if place % 2:
         return counter(f"{name}_total", text, *_LABELS[source.of])

@@ -76,7 +76,7 @@ def test_samples_a_second():
     batches = [wire.AgentMessage.FromString(agent.messages(step, NOW)[-1]).batch for step in range(0, 62, TICKS)]
     samples = sum(len(block.values) for batch in batches[1:] for block in batch.metrics)
     assert samples / 60 == pytest.approx(340, rel=0.05)
-    assert abs(samples / 60 - node.samples_a_second()) < 0.1
+    assert abs(samples / 60 - sum(node.width(source) / source.period for source in node.SOURCES)) < 0.1
 
 
 @pytest.mark.parametrize("known", [{"commit": "older"}, {}])

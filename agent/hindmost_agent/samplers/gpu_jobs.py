@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 
 from hindmost_agent.kernel_files import read_once
-from hindmost_agent.nvml import opened
+from hindmost_agent.nvml import NVIDIA
 from hindmost_agent.sampler import GPU, Absent, Host, Sampler, gauge, register, series
 
 JOB = gauge("hindmost_gpu_job_info", "1; a job that the scheduler gave this GPU.", "gpu_uuid", "job")
@@ -37,7 +37,7 @@ class GpuJobs(Sampler):
         self._folder = host.gpu_jobs or Path(os.environ.get(VARIABLE, ""))
         if not self._folder.is_absolute():
             raise Absent(f"{VARIABLE} names no folder")
-        self._uuid = {device.number: device.uuid for device in opened(host).devices}
+        self._uuid = {device.number: device.uuid for device in NVIDIA.opened(host).devices}
 
     def sample(self) -> list[float]:
         self.series = tuple(sorted({series(JOB, uuid, job) for uuid, job in self._jobs()}))

@@ -8,8 +8,8 @@ from functools import cache, lru_cache, partial
 from typing import Any
 
 from hindmost_agent import gpu
-from hindmost_agent.gpu import Call, Card, GpuSampler, Owners, of_each, ratio
-from hindmost_agent.nvml import NVIDIA, Device, Field, XidErrors, field_call, look_again, opened
+from hindmost_agent.gpu import Call, Card, Device, GpuSampler, Owners, of_each, ratio
+from hindmost_agent.nvml import NVIDIA, Field, XidErrors, field_call
 from hindmost_agent.sampler import GPU, NAN, Absent, Host, Metric, Sampler, Series, counter, gauge, register, series
 
 #: Bits of the clocks event reasons, as nvml.h names them.
@@ -159,7 +159,6 @@ class NvidiaProcesses(Owners):
     name = "nvidia_processes"
     source = "NVML"
     maker = NVIDIA
-    error = "NVMLError"
 
     def processes(self, lib: Any, device: Device) -> Iterable[tuple[int, float]]:
         running = lib.nvmlDeviceGetComputeRunningProcesses(device.handle)
@@ -186,7 +185,7 @@ class NvidiaMig(Sampler):
 
     def __init__(self, host: Host) -> None:
         super().__init__(host)
-        self._nvml = opened(host)
+        self._nvml = NVIDIA.opened(host)
         self._lib = self._nvml.lib
         self._said: set[str] = set()
         self._divided = self._all_divided()
@@ -194,8 +193,8 @@ class NvidiaMig(Sampler):
             raise Absent("no GPU here is in MIG mode")
 
     def sample(self) -> list[float]:
-        if opened(self.host).devices != self._nvml.devices:  # a GPU that did not answer has joined, or one went
-            self._nvml = opened(self.host)
+        if NVIDIA.opened(self.host).devices != self._nvml.devices:  # a GPU that did not answer has joined, or one went
+            self._nvml = NVIDIA.opened(self.host)
             self._divided = self._all_divided()
         return of_each(self, self._divided, self._or_nothing)
 
@@ -351,12 +350,12 @@ class NvidiaHealth(GpuSampler):
 
     def __init__(self, host: Host) -> None:
         super().__init__(host)
-        self._xids = XidErrors(opened(host).lib, host.asking)
-        self._xids.hear(opened(host).devices)  # listens from now on
+        self._xids = XidErrors(NVIDIA.opened(host).lib, host.asking)
+        self._xids.hear(NVIDIA.opened(host).devices)  # listens from now on
 
     def calls(self, lib: Any, device: Device) -> list[Call]:
         handle, uuid = device.handle, device.uuid
-        identity = (uuid, str(device.number), "nvidia", device.model, device.pci_bus_id, opened(self.host).driver)
+        identity = (uuid, str(device.number), "nvidia", device.model, device.pci_bus_id, device.driver)
         limit, most = lib.nvmlDeviceGetEnforcedPowerLimit, partial(lib.nvmlDeviceGetMaxClockInfo, handle)
         sm_most, memory_most = _once(partial(most, lib.NVML_CLOCK_SM)), _once(partial(most, lib.NVML_CLOCK_MEM))
         return [
@@ -370,9 +369,9 @@ class NvidiaHealth(GpuSampler):
         ]
 
     def sample(self) -> list[float]:
-        look_again(self.host)
+        NVIDIA.look_again(self.host)
         values = super().sample()
-        nvml = opened(self.host)
+        nvml = NVIDIA.opened(self.host)
         self._xids.hear(nvml.devices, nvml.hung)
         heard = self._xids.counts
         found: dict[Series, float] = {series(XIDS, uuid): count for uuid, count in self._xids.totals.items()}

@@ -7,8 +7,8 @@ from functools import partial
 from typing import Any
 
 from hindmost_agent import gpu
-from hindmost_agent.gpu import Call, GpuSampler
-from hindmost_agent.nvml import NVIDIA, Device, Field, field_call, field_value
+from hindmost_agent.gpu import Call, Device, GpuSampler
+from hindmost_agent.nvml import NVIDIA, Field, field_call, field_value
 from hindmost_agent.sampler import NAN, Metric, counter, gauge, register, series
 
 ALL_LINKS = 0xFFFFFFFF

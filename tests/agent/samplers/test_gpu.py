@@ -8,8 +8,9 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from hindmost_agent.gpu import Device
 from hindmost_agent.jobs.ranks import RankProcess
-from hindmost_agent.nvml import Device, XidErrors
+from hindmost_agent.nvml import XidErrors
 from hindmost_agent.sampler import Absent, Asking, Host
 from hindmost_agent.samplers.nvidia import (
     Nvidia,
@@ -280,7 +281,7 @@ def test_two_pointers_to_one_gpu_are_one_gpu(nvml: Any) -> None:
     none = Mock(side_effect=nvml.NVMLError(10))
     nvml._nvmlEventSetWait_v2 = lambda *_: events.pop() if events else none()
     errors = XidErrors(nvml, Asking())
-    errors.hear([Device(here, 0, "GPU-a", "", "")])
+    errors.hear([Device(here, 0, "GPU-a", "", "", "")])
     assert errors.counts == {("GPU-a", "79"): 1}
 
 
