@@ -40,7 +40,7 @@ def of(run: Run, last_step: int | None = None) -> tuple[str | None, str | None]:
     lost = None if signalled else _lost_node(run)
     if lost is not None:
         node, last_ns = lost
-        before = ((run.job.ended_ns or 0) - last_ns) / 1e9
+        before = max(((run.job.ended_ns or 0) - last_ns) / 1e9, 0.1)
         silent = f"{node} was last heard {before:.1f} s before the job ended, with its ranks at work"
         return (
             f"{exit_words(code or 0, run.killed_by)}; {silent}",
@@ -135,16 +135,14 @@ def undelivered(run: Run) -> list[str]:
     at_work = _left_at_work(run)
     end = run.job.ended_ns if run.job.exit_code is not None else None
     heard = sorted(_last_heard(run, at_work).items())
-    return [
-        _lost_data(run, node, at_work[node], last, end) for node, last in heard if end is None or end - last > LOOK_NS
-    ]
+    return [_lost_data(run, node, at_work[node], last, end) for node, last in heard if end is None or last < end]
 
 
 def _lost_data(run: Run, node: str, ranks: list[int], last_ns: int, end_ns: int | None) -> str:
     if end_ns is None:
         at = datetime.fromtimestamp(last_ns / 1e9, timezone.utc)
         return f"{node}: its last data is of {at:%H:%M:%S} UTC: what {names(ranks)} did after that is missing"
-    seconds = (end_ns - last_ns) / 1e9
+    seconds = max((end_ns - last_ns) / 1e9, 0.1)
     events = _pace(run, ranks) * seconds
     about = f" and about {float(f'{events:.1g}'):,.0f} steps and calls of {names(ranks)}" if events >= 1 else ""
     return (

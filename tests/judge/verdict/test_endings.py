@@ -82,16 +82,18 @@ def test_a_node_that_fell_silent_before_the_end_is_named(exit_code: int) -> None
     assert to_do.startswith("see whether node1 was lost")
 
 
-def test_what_a_lost_node_did_not_send_is_bounded() -> None:
-    """By its last data, and by how many steps and calls it had a second; of a node that was heard to the end nothing is
-    missing."""
-    run = ended([(RUNNING, 20), (RUNNING, 9)], 1)
+@pytest.mark.parametrize(("last", "seconds", "events"), [(9, "10.0", 30), (17.7, "1.3", 4), (18.99, "0.1", 0)])
+def test_what_a_lost_node_did_not_send_is_bounded(last: float, seconds: str, events: int) -> None:
+    """By its last data, and by how many steps and calls it had a second, however short before the end that is; of a
+    node that was heard to the end nothing is missing."""
+    run = ended([(RUNNING, 20), (RUNNING, last)], 1)
     ranks = {**run.ranks, "node": np.array(["node0", "node1"])}
     run = dataclasses.replace(run, ranks=ranks, job=dataclasses.replace(run.job, ended_ns=19 * SECOND))
     (note,) = endings.undelivered(run)
+    about = f" and about {events} steps and calls of rank 1" if events else ""
     assert note == (
-        "node1: its last data is of 10.0 s before the end of the job: up to 10.0 s of samples and about 30 steps and"
-        " calls of rank 1 are missing"
+        f"node1: its last data is of {seconds} s before the end of the job:"
+        f" up to {seconds} s of samples{about} are missing"
     )
     assert judge(run).notes[0] == note
 
