@@ -98,12 +98,13 @@ def test_a_python_that_does_not_train_is_said_to_be_that(out: Path) -> None:
 
 
 def test_hindmost_that_cannot_start(out: Path, tmp_path: Path) -> None:
-    """Where the collector cannot start, one line says why, and the job runs."""
+    """Where the collector cannot start, one line says why, the job runs, and its secret is removed."""
     (tmp_path / "grpc.py").write_text("raise ImportError('grpc is broken here')")
     run = observe(out, *JOB, PYTHONPATH=f"{tmp_path}:{environ()['PYTHONPATH']}")
     assert (run.returncode, run.stdout) == (5, "trained\n")
     assert len(run.own_lines) == 1
     assert "the job runs unobserved" in run.own_lines[0]
+    assert not (out / "credentials").exists()
 
 
 def test_two_runs_do_not_mix(out: Path) -> None:

@@ -240,6 +240,7 @@ class Session:
             for daemon in started:
                 daemon.kill()
             environment.remove_rings(rings)
+            _remove_credentials(directory)
             raise
         no_ring = environment.no_room_for_a_ring(rings)
         ours = environment.variables(
@@ -288,10 +289,14 @@ class Session:
         for daemon in (self.agent, self.collector):
             if daemon.log.exists() and not daemon.log.stat().st_size:
                 daemon.log.unlink()
-        shutil.rmtree(self.directory / "credentials", ignore_errors=True)  # they open nothing any more
+        _remove_credentials(self.directory)
         logs = self.directory / "logs"
         if logs.exists() and not any(logs.iterdir()):
             logs.rmdir()
+
+
+def _remove_credentials(directory: Path) -> None:
+    shutil.rmtree(directory / "credentials", ignore_errors=True)  # they open nothing any more
 
 
 def _is_open(listen: str | None) -> bool:
