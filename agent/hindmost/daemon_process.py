@@ -41,7 +41,7 @@ def lower_priority(session: int, process: Path = Path("/proc/self"), nice: int =
     """Lower the priority of every thread of this process to ``nice``, and of its session to ``session``.
 
     A thread that is lower already stays so, and a session that others share, as a terminal's, stays as it is. Takes
-    up to ``TRIES * PAUSE_S``, as ``weigh`` does: an event loop calls them in another thread.
+    up to ``TRIES * PAUSE_S``, as ``set_session_priority`` does: an event loop calls them in another thread.
     """
     for task in _threads(process):
         with contextlib.suppress(OSError):
@@ -60,7 +60,7 @@ def set_session_priority(session: int, process: Path = Path("/proc/self")) -> No
 
 
 def _is_alone() -> bool:
-    """Whether this session was made for this process: it leads it, or the shell that led it has ended.
+    """Whether this process leads its session, or is alone in it, as when the shell that led it has ended.
 
     Raises ``OSError`` where ``/proc`` cannot be read.
     """

@@ -284,7 +284,7 @@ class Daemon:
         self.agent.attach(rank, "stack.txt", stack.encode(), time.monotonic_ns())
 
     async def _weigh(self) -> None:
-        """Give this session its priority: below the ranks, but while stacks are read and once it leaves."""
+        """Lower this session's priority below the ranks'; raise it while stacks are read, and once the agent leaves."""
         async with self._weighing:
             leaves = self._leaving is None or self._leaving.done()
             await asyncio.to_thread(
@@ -301,7 +301,7 @@ class Daemon:
                 if watch.due(now_ns):
                     await watch.look(now_ns)
             except Exception:
-                log.exception("RAS: going on without")
+                log.exception("asking NCCL's RAS failed; it is asked again while ranks stand still")
             if self.agent.take_stalls(watch.seen, self._monotonic_ns()) and self._next is not None:
                 self._next.cancel()  # the next tick may be a second away
                 self._tick()
