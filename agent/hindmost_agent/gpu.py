@@ -181,7 +181,7 @@ class Maker(ABC):
 
     def _open(self, host: Host) -> Library:
         lib, slots = self.start(host)
-        asked = [(number, slot, self._asked(host, lib, number, slot)) for number, slot in enumerate(slots)]
+        asked = [(number, slot, self._identity(host, lib, number, slot)) for number, slot in enumerate(slots)]
         found = tuple(device for *_, device in asked if device is not None)
         if not found:
             raise Absent(f"{self.library} lists no GPU that answers")
@@ -191,7 +191,7 @@ class Maker(ABC):
         """Ask the GPUs that have not answered yet; one that does now joins the others, and all samplers take it on."""
         found = self.opened(host)
         for number, slot in found.silent:
-            device = self._asked(host, found.lib, number, slot)
+            device = self._identity(host, found.lib, number, slot)
             if device is not None:
                 known: Library = host.gpu_libraries[self.library]
                 devices = tuple(sorted((*known.devices, device), key=lambda one: one.number))
@@ -201,7 +201,7 @@ class Maker(ABC):
                 host.gpu_generation += 1
                 log.info("%s %d answers now and is sampled", self.called, number)
 
-    def _asked(self, host: Host, lib: Any, number: int, slot: Any) -> Device | None:
+    def _identity(self, host: Host, lib: Any, number: int, slot: Any) -> Device | None:
         """One GPU, or ``None`` with one line for it, however often it is asked, when it does not say who it is."""
         which = f"{self.called} {number}"
         if which in host.hung:
