@@ -1,16 +1,20 @@
-"""An input that waits for storage, or for a CPU, is no slow loader."""
+"""Slow input: of storage, of workers, hidden in part or in full."""
 
+import dataclasses
 import json
 import re
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from hindmost_collector.simulate import Scenario, simulate
+from hindmost_collector.simulate import Fault, Scenario, simulate
+from hindmost_judge.causes import loading
 from hindmost_judge.causes.loading import input_share
 from hindmost_judge.judge import judge
 from hindmost_judge.model import Run
+from hindmost_judge.verdict.schema import Report
 
+from tests.judge.buckets import BUCKETS, RANKS, STEPS, run
 from tests.runs import blocks_of, only_verdict
 from tests.scenarios.loads import Load, make, metrics
 
@@ -176,3 +180,113 @@ def test_queueing_that_peers_suffer_alike_comes_with_what_is_read(queued_by_peer
     peers &= np.array(['"rank": "0"' in label for label in made.metrics["labels"].tolist()])
     values = np.where(peers, queued_by_peers * made.metrics["time_ns"] / 1e9, made.metrics["value"])
     assert only_verdict(replace(made, metrics=made.metrics | {"value": values})).cause == cause
+
+
+def fetching(ms: dict[int, float], *faults: Fault) -> Run:
+    """A job on GPUs, run ahead by its hosts; these ranks wait so much longer for their input in each step."""
+    run = simulate(Scenario(4, 80, run_ahead=2, faults=faults)).run
+    longer = np.array([ms.get(rank, 0.0) * 1e6 for rank in run.steps["rank"].tolist()]).astype(np.int64)
+    steps = {**run.steps, "input_ns": run.steps["input_ns"] + longer}
+    return dataclasses.replace(run, steps=steps)
+
+
+def reported(report: Report) -> list[str]:
+    return [note for note in report.notes if "costs nothing now" in note]
+
+
+def test_a_rank_with_hidden_slow_input_is_reported_and_not_named() -> None:
+    """30 ms of a 100 ms step, without any waiting for it."""
+    report = judge(fetching({1: 30.0}))
+    assert [verdict.kind for verdict in report.verdicts] == ["balanced"]
+    (note,) = reported(report)
+    assert note.startswith("rank 1 waits 30.0 ms longer per step for input than the rest")
+
+
+@pytest.mark.parametrize("ms", [{}, {1: 2.0}])
+def test_a_usual_input_is_not_reported(ms: dict[int, float]) -> None:
+    """Less than a twentieth of the step is no news."""
+    assert reported(judge(fetching(ms))) == []
+
+
+def test_an_input_that_all_ranks_hide_is_reported_for_all() -> None:
+    """It bounds how much faster the GPUs may become."""
+    (note,) = reported(judge(fetching(dict.fromkeys(range(4), 40.0))))
+    assert note.startswith("every rank waits ")
+
+
+@pytest.mark.parametrize(("share", "part"), [(0.0, False), (0.2, True)])
+def test_the_hidden_part_of_an_input_is_reported(share: float, part: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of it costs nothing where nearly all is covered; else a repair saves the rest."""
+    monkeypatch.setattr(loading, "input_share", lambda *_: share)
+    (note,) = reported(judge(fetching(dict.fromkeys(range(4), 40.0))))
+    assert ("; 2" in note) == part
+
+
+@pytest.mark.parametrize(("run_ahead", "reported"), [(0, False), (1, True)])
+def test_the_hidden_part_of_a_slow_input_is_separate_from_its_cost(run_ahead: int, reported: bool) -> None:
+    """A host ahead of its GPU hides the first half of a step of it: only the rest is worth repairing."""
+    job = Scenario(8, 120, 3, run_ahead=run_ahead, faults=(Fault("input", (3,), 0.9),))
+    (verdict,) = judge(simulate(job).run).verdicts
+    assert (verdict.ranks, verdict.cause) == ((3,), "input")
+    covered = [line for line in verdict.evidence if "of it costs time" in line or "hide the rest" in line]
+    expected = "input takes 90.0 ms longer per step, 40.6 ms of it costs time"
+    assert [line[: len(expected)] for line in covered] == ([expected] if reported else [])
+
+
+NOTE = "queued work hides it in most steps"
+
+
+def fetching_slowly(
+    input_ms: float, late_ms: float, often: int, steps: int = STEPS, part: str = "input_ns"
+) -> tuple[Run, float]:
+    """A job whose rank 2 waits so long for its input in each step, and what that costs, ms a step. It is late by a part
+    of it, and by all of it in every so many steps, as where its host waits for its GPU then."""
+    delays = np.zeros((RANKS, steps, BUCKETS))
+    calm = run(delays)[1]
+    delays[2, :, 0] = late_ms * 1e6
+    delays[2, often - 1 :: often, 0] = input_ms * 1e6
+    job, took = run(delays, timed=True)
+    waits = np.where(job.steps["rank"] == 2, input_ms * 1e6, 1e5).astype(np.int64)
+    return dataclasses.replace(job, steps={**job.steps, part: waits}), (took - calm) / steps / 1e6
+
+
+def of_input(report: Report) -> list[str]:
+    return [note for note in report.notes if NOTE in note]
+
+
+@pytest.mark.parametrize("part", ["input_ns", "h2d_ns"])
+@pytest.mark.parametrize(("input_ms", "late_ms"), [(12.0, 2.0), (30.0, 15.0)])
+def test_steps_in_which_nothing_hides_it_are_repaired_too(input_ms: float, late_ms: float, part: str) -> None:
+    """A host that waits for its GPU in every eighth step, to log a loss, has nothing queued in the next."""
+    job, cost = fetching_slowly(input_ms, late_ms, 8, part=part)
+    (verdict,) = judge(job).verdicts
+    assert (verdict.kind, verdict.ranks, verdict.cause) == ("straggler", (2,), part.removesuffix("_ns"))
+    assert verdict.cost_ms_per_step == pytest.approx(cost, rel=0.05)
+    assert any("nothing hid its" in line for line in verdict.evidence)
+
+
+def test_stalls_that_the_input_is_too_short_for_are_not_repaired_with_it() -> None:
+    """Whatever stalls a rank for 10 ms, it is no input that takes 3."""
+    job, _ = fetching_slowly(3.0, 3.0, 8)
+    extra = np.zeros((RANKS, STEPS, BUCKETS))
+    extra[2, :, 0] = 3e6
+    extra[2, 7::8, 0] += 10e6
+    stalled = dataclasses.replace(job, collectives=run(extra)[0].collectives)
+    (verdict,) = [one for one in judge(stalled).verdicts if one.cause == "input"]
+    assert verdict.cost_ms_per_step == pytest.approx(3.0, rel=0.1)
+
+
+def test_too_few_stalls_do_not_say_whether_an_input_costs_something() -> None:
+    """Three in 40 steps may have met that rank by chance: it is not named, and not said to cost nothing."""
+    report = judge(fetching_slowly(8.0, 0.0, 12, 40)[0])
+    assert [verdict.ranks for verdict in report.verdicts if verdict.ranks] == []
+    (note,) = of_input(report)
+    assert note.startswith("rank 2 waits 7.9 ms")
+    assert "costs nothing" not in note
+
+
+def test_five_stalls_are_enough_of_the_one_rank_whose_input_is_slow() -> None:
+    """By chance any of four ranks would have all five in one job of 250; this one in 1,000."""
+    report = judge(fetching_slowly(8.0, 0.0, 8, 47)[0])
+    (verdict,) = [one for one in report.verdicts if one.ranks]
+    assert (verdict.kind, verdict.ranks, verdict.cause) == ("intermittent", (2,), "input")

@@ -1,13 +1,36 @@
-"""Steps from the pattern of collectives, with and without marks of the hosts."""
+"""Steps from marks of hosts, from the pattern of collectives, or from both."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from hindmost_judge.timeline.steps import Marks, are_parts, infer, period
+from hindmost_collector.recordings.tables import concatenate, table
+from hindmost_collector.simulate import Scenario, simulate
+from hindmost_judge.judge import judge
+from hindmost_judge.model import GPU_TIME, UNMEASURED, Run, Table
+from hindmost_judge.timeline import matching
+from hindmost_judge.timeline.steps import (
+    Marks,
+    are_parts,
+    infer,
+    missing_alike,
+    period,
+    steps_of_collectives,
+    steps_of_repeated_calls,
+    without_gaps,
+)
+from hypothesis import given
+from hypothesis import strategies as st
 
-LAYERS, STEPS = 12, 60
-FORWARD, BETWEEN, STEP = 12e6, 0.4e6, 30e6
+from tests.runs import MS, made
+from tests.scenarios.loads import Load, make
+
+LAYERS = 12
+STEPS = 60
+FORWARD = 12e6
+BETWEEN = 0.4e6
+STEP = 30e6
 
 
 def layered(first: int = 0, clock: float = 0.0) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], Marks]:
@@ -148,3 +171,222 @@ def test_two_groups_whose_calls_change_places_make_the_same_steps() -> None:
     expected = infer(tokens, gap, marks)
     tokens[2:].reshape(STEPS, -1)[5::8, [16, 17]] = [2, 1]
     assert infer(tokens, gap, marks).tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_steps_begin_where_they_are_marked_and_not_at_any_long_gap(seed: int) -> None:
+    """Collectives that do not say their step, as those of a running job: each is of the step in which it was run."""
+    run = simulate(Scenario(8, 60, seed=seed, layout="fsdp")).run
+    grid = matching.grid(run)
+    assert grid is not None
+    unmarked = replace(grid, step=np.full_like(grid.step, -1))
+    found = steps_of_collectives(unmarked, matching.self_time(unmarked), run.steps)
+    assert (found == grid.step)[found >= 0].all()
+    assert np.mean(found >= 0) > 0.9
+
+
+SLOW = 20
+TRAINED = 120
+EVERY = 12
+
+
+def run(slow: int, ahead: int = 0) -> Run:
+    """Two ranks over gloo: a gather of lengths and a synchronisation a step, eight gathers after every twelfth. Rank 1
+    computes ``slow`` ms longer before the synchronisation, and its clock is ``ahead`` by so many ns."""
+    random = np.random.default_rng(3)
+    calls: list[Table] = []
+    marks: list[Table] = []
+    now, gathers, syncs = 1_000 * MS, 0, 0
+    for step in range(TRAINED):
+        work = 60 * MS + (random.normal(0, 0.5, 2) * MS).astype(np.int64) + np.array([0, slow * MS])
+        met = now + 3 * MS + int(work.max()) + 2 * MS
+        for rank in range(2):
+            clock, ready = rank * ahead, now + 3 * MS + int(work[rank])
+            calls.append(_call(rank, 1, "all_gather", gathers, now + MS + clock, 2 * MS, MS))
+            calls.append(_call(rank, 2, "ddp_sync", syncs, ready + clock, met - ready, int(work[rank])))
+            sync, forward = met - ready, ready - now
+            row = {"start_ns": now + clock, "duration_ns": met + MS - now, "sync_ns": sync, "forward_ns": forward}
+            marks.append(table("steps", rank=[rank], step=step, kind="train", **row))
+        gathers, syncs, now = gathers + 1, syncs + 1, met + MS
+        for _ in range(8 if step % EVERY == EVERY - 1 else 0):
+            calls += [_call(rank, 1, "all_gather", gathers, now + MS + rank * ahead, 2 * MS, MS) for rank in range(2)]
+            gathers, now = gathers + 1, now + 4 * MS
+    return made(2, steps=marks, collectives=calls, who={"node": "here", "framework": "torch"})
+
+
+def _call(rank: int, comm: int, op: str, seq: int, start: int, took: int, own: int) -> Table:
+    row = {"comm": comm, "op": op, "seq": seq, "bytes": 64, "self_ns": own}
+    return table("collectives", rank=[rank], start_ns=start, duration_ns=took, **row)
+
+
+@pytest.mark.parametrize("ahead", [0, 10**13])
+def test_a_slow_rank_is_named_where_evaluation_breaks_the_pattern(ahead: int) -> None:
+    """One collective in ten is of no training step: its waits still tell who holds the job back, on any clocks."""
+    (verdict,) = judge(run(SLOW, ahead)).verdicts
+    assert (verdict.kind, verdict.ranks) == ("straggler", (1,))
+    assert verdict.cost_ms_per_step == pytest.approx(SLOW, rel=0.1)
+
+
+def test_equals_are_balanced_by_their_collectives() -> None:
+    """No rank is late for the synchronisation."""
+    report = judge(run(0))
+    assert [verdict.kind for verdict in report.verdicts] == ["balanced"]
+    assert report.ranks[0].wait_ms is not None
+
+
+def test_what_repeats_within_the_first_step_is_no_step() -> None:
+    """A job that has just begun has two marks and forty equal buckets: half a second shows no pattern."""
+    calls = [
+        _call(rank, 2, "all_reduce", number, 1_000 * MS + number * 2 * MS + rank * MS // 2, 2 * MS - rank * MS // 2, MS)
+        for number in range(40)
+        for rank in range(2)
+    ]
+    marks = [
+        table("steps", rank=[rank], step=step, kind="train", start_ns=600 * MS + step * 400 * MS, duration_ns=400 * MS)
+        for step in range(2)
+        for rank in range(2)
+    ]
+    together = concatenate("collectives", calls)
+    together["flags"] = np.full_like(together["flags"], GPU_TIME)
+    together["self_ns"] = np.full_like(together["self_ns"], UNMEASURED)
+    begun = replace(run(0), steps=concatenate("steps", marks), collectives=together)
+    assert [(verdict.kind, verdict.ranks) for verdict in judge(begun).verdicts] == [("insufficient_data", ())]
+
+
+@given(st.lists(st.booleans(), min_size=6, max_size=6), st.integers(0, 3))
+def test_unknown_times_lie_between_known_ones(known: list[bool], jump: int) -> None:
+    """Between known steps times are spread evenly over the steps' numbers; beyond them a step is as long as usual."""
+    steps = np.array([4, 5, 6, 7 + jump, 8 + jump, 9 + jump])
+    times = np.array([[0.0, 10.0, 25.0, 30.0, 50.0, 55.0]]) + np.array([[0.0], [1000.0]])
+    mask = np.array(known)
+    found = without_gaps(np.where(mask, times, np.nan), steps, 7.0)
+    if not mask.any():
+        assert np.isnan(found).all()
+        return
+    at = steps[mask]
+    beyond = (np.minimum(steps - at[0], 0) + np.maximum(steps - at[-1], 0)) * 7.0
+    for row, one in zip(found, times, strict=True):
+        np.testing.assert_allclose(row, np.interp(steps, at, one[mask]) + beyond)
+
+
+@given(st.lists(st.lists(st.booleans(), min_size=11, max_size=11), min_size=1, max_size=20))
+def test_ranks_that_lack_the_same_steps_are_together(gaps: list[list[bool]]) -> None:
+    """Every rank that lacks a step is in one set, with those that lack the same ones and no others."""
+    lacking = np.array(gaps)
+    together = missing_alike(lacking)
+    assert sorted(np.concatenate(together).tolist() if together else []) == np.flatnonzero(lacking.any(axis=1)).tolist()
+    kinds = [lacking[rows] for rows in together]
+    assert all((kind == kind[0]).all() for kind in kinds)
+    assert len({kind[0].tobytes() for kind in kinds}) == len(kinds)
+
+
+REPEATED = 100
+Gaps = np.ndarray[Any, np.dtype[np.float64]]
+
+
+def gaps(in_a_row: int, first: float = 3e6, after: float = 5e3) -> Gaps:
+    """Self time before each collective: computing before the first of each step, next to nothing before the others."""
+    noise = np.random.default_rng(1).gamma(2.0, 0.1, (REPEATED, in_a_row))
+    return np.asarray(np.where(np.arange(in_a_row) == 0, first, after) * (1.0 + noise)).ravel()
+
+
+def found(own: Gaps) -> list[int] | None:
+    numbers = steps_of_repeated_calls(np.ones(len(own), bool), own)
+    return None if numbers is None else numbers.tolist()
+
+
+@pytest.mark.parametrize("count", [2, 3, 8, 16])
+def test_alike_collectives_after_one_computing_interval_are_one_step(count: int) -> None:
+    """A step begins with the one that is computed before."""
+    assert found(gaps(count)) == np.repeat(np.arange(REPEATED), count).tolist()
+
+
+def test_the_first_steps_of_a_running_job_are_no_others() -> None:
+    """As soon as there are enough collectives to judge the job by, two of them make a step."""
+    assert found(gaps(2)[:20]) == np.repeat(np.arange(10), 2).tolist()
+
+
+def test_a_recording_may_begin_inside_a_step() -> None:
+    """What is left of a step whose beginning is not there belongs to none, nor does the half one at the end."""
+    own = np.append(gaps(3)[1:], 3e6)
+    assert found(own) == [-1, -1, *np.repeat(np.arange(REPEATED - 1), 3).tolist(), -1]
+
+
+def test_a_job_that_slows_down_keeps_its_steps() -> None:
+    """Ten times the computing from the middle on is no other pattern."""
+    own = gaps(2)
+    own[REPEATED:] *= 10.0
+    assert found(own) == np.repeat(np.arange(REPEATED), 2).tolist()
+
+
+def test_a_step_whose_second_collective_was_held_up_once_is_a_step() -> None:
+    """A rank that lost its CPU between the two hides where that step begins: its neighbours tell."""
+    own = gaps(2)
+    own[101] = 4e6
+    assert found(own) == np.repeat(np.arange(REPEATED), 2).tolist()
+
+
+def test_other_collectives_between_belong_to_no_step() -> None:
+    """A check every twenty steps is none of theirs."""
+    own, usual = gaps(2), np.ones(2 * REPEATED, bool)
+    places = np.arange(40, 2 * REPEATED, 40)
+    own, usual = np.insert(own, places, 1e5), np.insert(usual, places, False)
+    numbers = steps_of_repeated_calls(usual, own)
+    assert numbers is not None
+    assert numbers[usual].tolist() == np.repeat(np.arange(REPEATED), 2).tolist()
+    assert (numbers[~usual] == -1).all()
+
+
+@pytest.mark.parametrize("every", [2, 10, 0])
+def test_steps_of_one_collective_stay_one_each(every: int) -> None:
+    """Neither those that all take alike, nor half as long again every second, nor ten times so every tenth."""
+    own = gaps(1)
+    if every:
+        own[::every] *= {2: 1.5, 10: 10.0}[every]
+    assert found(own) is None
+
+
+def test_steps_of_any_length_stay_one_each() -> None:
+    """Long ones now and then, in no order, are no pattern."""
+    rng = np.random.default_rng(2)
+    assert found(np.where(rng.random(400) < 0.5, 3e6, 5e3)) is None
+
+
+def twice(run: Run) -> Run:
+    """Each all-reduce followed at once by another one like it, which no rank is late for."""
+    first = run.collectives
+    count = len(first["rank"])
+    again = first | {
+        "seq": first["seq"] * 2 + 1,
+        "start_ns": first["start_ns"] + first["duration_ns"] + 3_000,
+        "duration_ns": 20_000 + np.arange(count) * 7_919 % 3_000,
+        "self_ns": np.full(count, 3_000),
+        "cpu_ns": np.full(count, 2_900),
+        "runqueue_ns": np.zeros(count, np.int64),
+    }
+    both = {name: np.concatenate([column, again[name]]) for name, column in (first | {"seq": first["seq"] * 2}).items()}
+    order = np.lexsort((both["seq"], both["rank"]))
+    return replace(run, collectives={name: column[order] for name, column in both.items()})
+
+
+@pytest.mark.parametrize("what", ["blocked", "compute"])
+def test_a_rank_late_for_the_first_of_two_is_named_with_what_it_costs(what: str) -> None:
+    """Late by 5 ms in every step it is no less a straggler for a second all-reduce that follows at once."""
+    report = judge(twice(make(Load(compute=3.0, faults=[{"rank": 1, what: 5.0}]))))
+    (reported,) = report.verdicts
+    assert (reported.kind, reported.ranks) == ("straggler", (1,))
+    assert reported.cost_ms_per_step == pytest.approx(5.0, abs=0.3)
+    assert report.job.steps == 150
+
+
+def test_on_shared_cpus_too_who_computes_more_before_the_first_of_two_is_named() -> None:
+    """There it is what ranks need that is compared, of whole steps."""
+    (reported,) = judge(twice(make(Load(compute=3.0, cpus=2, faults=[{"rank": 1, "compute": 5.0}])))).verdicts
+    assert (reported.kind, reported.ranks, reported.cause) == ("straggler", (1,), "compute")
+
+
+def test_an_even_job_of_two_in_a_row_is_balanced() -> None:
+    """Its steps are as many as it computed between."""
+    report = judge(twice(make(Load(compute=3.0))))
+    assert [verdict.kind for verdict in report.verdicts] == ["balanced"]
+    assert report.job.steps == 150

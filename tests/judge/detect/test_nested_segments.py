@@ -1,4 +1,4 @@
-"""Among very many segments of steps some are high by chance: the tests that a persistent slowdown must pass."""
+"""Segments of slow steps: where they begin and end, and which are high by chance."""
 
 from dataclasses import replace
 
@@ -156,3 +156,16 @@ def test_of_two_stages_of_three_ranks_that_drift_none_is_named(seed: int) -> Non
     noise = Noise(between_ranks=0.001, each_stretch=0.02, wandering=0.04, wandering_memory=0.97)
     job = Scenario(ranks=6, steps=60, seed=seed, noise=noise, layout="pp_dp", pipeline=2)
     assert not [verdict.ranks for verdict in judge(simulate(job).run).verdicts if verdict.ranks]
+
+
+@pytest.mark.parametrize(
+    ("slow", "shared", "until"),
+    [(545, True, None), (545, False, 545), (450, True, 450), (450, False, 450), (590, False, None)],
+)
+def test_a_segment_ends_where_enough_steps_follow_to_tell(slow: int, shared: bool, until: int | None) -> None:
+    """On shared CPUs the last few of a hundred steps are no end of what lasted all the others: a fifth of these is."""
+    noise = np.random.default_rng(4).normal(0.0, 0.3, 600)
+    series = noise + np.where(np.arange(600) < slow, 4.0, 0.0)
+    (found,) = nested_segments.find(series, np.full(600, 1e9), 0.5, DEFAULT, shared=shared)
+    assert found.first == 0
+    assert (found.stop if found.end == found.stop < 600 else None) == (pytest.approx(until, abs=2) if until else None)

@@ -1,4 +1,4 @@
-"""Gathers fetched ahead: a rank that is late for one collective is late for the next, and that counts once."""
+"""Delays where collectives overlap with computing, and whether they do."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,9 +10,14 @@ from hindmost_collector.recordings.load import load
 from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_collector.simulate.write import write
 from hindmost_judge.judge import judge
-from hindmost_judge.timeline.overlap import ahead_of_host, at_most_by_others, is_overlapped
+from hindmost_judge.stats.robust import peers_median
+from hindmost_judge.timeline.overlap import ahead_of_host, at_most_by_others, is_overlapped, overlapped_delay
 
-RANKS, STEPS, PLACES = 4, 60, 8
+from tests.runs import blocks_of
+
+RANKS = 4
+STEPS = 60
+PLACES = 8
 MS = 1e6
 
 
@@ -156,3 +161,34 @@ def test_clocks_compared_in_order_give_what_each_pair_does(seed: int) -> None:
     pairs = least + np.abs(behind[:, None] - behind)
     each = np.fmin(least, np.fmin.reduce(pairs, axis=1))
     np.testing.assert_array_equal(at_most_by_others(least, behind), each)
+
+
+PLACES_SHOWN = 10
+
+
+def _late(*faults: Fault) -> float:
+    """Ns a step that rank 2 is late by from step 60 on."""
+    blocks = blocks_of(simulate(Scenario(16, 120, seed=37, faults=faults)).run)
+    return float(np.median(blocks.delay[2, blocks.steps >= 60]))
+
+
+def test_what_made_a_rank_late_in_other_steps_adds_nothing_to_a_late_input() -> None:
+    """A slow GPU becomes later from one collective to the next, but not in steps in which it is as fast as any."""
+    late_input = Fault("input", (2,), 0.1, 60)
+    assert _late(Fault("compute", (2,), 0.1, 20, 60), late_input) == pytest.approx(_late(late_input), rel=0.02)
+
+
+def test_a_collective_that_few_steps_have_is_no_usual_place() -> None:
+    """Two steps end with an evaluation's collective, for which one rank came late: in the others it is on time."""
+    counts = np.full(STEPS, PLACES_SHOWN)
+    counts[[20, 40]] += 1
+    starts = np.append(0, np.cumsum(counts)[:-1])
+    random = np.random.default_rng(4)
+    duration = 0.3 * MS + random.normal(0, 0.01 * MS, (RANKS, counts.sum()))
+    own = np.full_like(duration, MS)
+    own[:, starts[1:] - 1] = 0.0  # the last of a step follows the one before at once
+    extra = starts[[20, 40]] + PLACES_SHOWN
+    own[:, extra] = 50 * MS
+    duration[:3, extra] += 30 * MS
+    found = overlapped_delay(peers_median(duration) - duration, own, starts)
+    assert np.abs(np.median(found, axis=1)).max() < 0.1 * MS
