@@ -259,9 +259,8 @@ def main() -> None:
     before = os.getloadavg()[0]
     rounds = [measure(args.seconds, args.also) for _ in range(args.rounds)]
     found = summary(rounds)
-    machine = (
-        f"{os.cpu_count()} cores, no GPU, Python {sys.version.split()[0]}, protobuf {metadata.version('protobuf')}"
-    )
+    python, protobuf = sys.version.split()[0], metadata.version("protobuf")
+    machine = f"{os.cpu_count()} cores, no GPU, Python {python}, protobuf {protobuf}"
     print(f"{args.rounds} x {args.seconds:.0f} s on {machine}; load {before:.1f} before; % of a core, median (range)")
     show(found)
     if args.out:

@@ -80,9 +80,8 @@ def main() -> int:
         if not (args.tree / "collector/hindmost_judge").is_dir():
             parser.error(f"{args.tree}: no tree of hindmost; make one with `git worktree add {args.tree} COMMIT`")
         _judge_with(args.tree.resolve())
-        return _judge_all(
-            [one.resolve() for one in (OURS, *args.corpus)], args.only, args.simulated, args.out.resolve()
-        )
+        folders = [one.resolve() for one in (OURS, *args.corpus)]
+        return _judge_all(folders, args.only, args.simulated, args.out.resolve())
     before, after = (json.loads(path.read_text()) for path in (args.before, args.after))
     if args.exact:
         found = different(before["reports"], after["reports"])

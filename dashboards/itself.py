@@ -13,6 +13,9 @@ from dashboards.thresholds import Limits, limits
 _LAG = f"histogram_quantile(0.99, sum by (le) ({per_second('hindmost_collector_loop_lag_seconds_bucket')}))"
 
 
+_OF_COLLECTORS = "and on (instance) hindmost_collector_info"
+
+
 def dashboard() -> model.Dashboard:
     """The whole board; it needs no choice."""
     sections = [
@@ -83,10 +86,7 @@ def collectors() -> Panels:
             "CPU",
             "Cores that a collector uses, and what part of that judging is. Judging runs in threads of its own.",
             "none",
-            (
-                per_second("process_cpu_seconds_total") + " and on (instance) hindmost_collector_info",
-                "{{instance}} all",
-            ),
+            (f"{per_second('process_cpu_seconds_total')} {_OF_COLLECTORS}", "{{instance}} all"),
             (per_second("hindmost_collector_judging_seconds_total"), "{{instance}} judging"),
             (per_second("hindmost_collector_upkeep_seconds_total"), "{{instance}} upkeep of the store"),
         ),
@@ -94,7 +94,7 @@ def collectors() -> Panels:
             "Memory",
             "Resident memory, and rows that are not yet durable.",
             "bytes",
-            ("process_resident_memory_bytes and on (instance) hindmost_collector_info", "{{instance}} resident"),
+            (f"process_resident_memory_bytes {_OF_COLLECTORS}", "{{instance}} resident"),
             ("hindmost_collector_pending_bytes", "{{instance}} pending rows"),
         ),
         lines(
@@ -115,10 +115,7 @@ def collectors() -> Panels:
             "Mean. When it grows, the disk is slow: agents' spools fill next.",
             "s",
             (
-                (
-                    f"{per_second('hindmost_collector_flush_seconds_total')} / "
-                    f"{per_second('hindmost_collector_flushes_total')}"
-                ),
+                " / ".join(per_second(f"hindmost_collector_{what}_total") for what in ("flush_seconds", "flushes")),
                 "{{instance}}",
             ),
         ),

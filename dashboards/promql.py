@@ -150,12 +150,9 @@ def _processes() -> dict[str, str]:
 
 def _with_workers(what: str, of: str) -> str:
     """What a rank's process and the workers below it use; a rank without workers counts alone."""
-    parts = (
-        ("rank", of.format(f"hindmost_process_{what}")),
-        ("workers", of.format(f"hindmost_process_children_{what}")),
-    )
-    labelled = " or ".join(f'label_replace({expression}, "part", "{part}", "", "")' for part, expression in parts)
-    return f"sum by ({_PROCESS}) ({labelled})"
+    parts = {"rank": f"hindmost_process_{what}", "workers": f"hindmost_process_children_{what}"}
+    labelled = (f'label_replace({of.format(metric)}, "part", "{part}", "", "")' for part, metric in parts.items())
+    return f"sum by ({_PROCESS}) ({' or '.join(labelled)})"
 
 
 def _jobs() -> dict[str, str]:

@@ -14,10 +14,7 @@ from dashboards.thresholds import Limits
 
 def dashboard() -> model.Dashboard:
     """The whole board, with the variables ``job_id`` and ``rank``."""
-    variables = [
-        *board.of_a_job(),
-        board.one("rank", "rank", 'label_values(hindmost_rank_info{job_id="$job_id"}, rank)'),
-    ]
+    ranks = board.one("rank", "rank", f"label_values({of_job('hindmost_rank_info')}, rank)")
     sections = [
         Section("Rank", identity()),
         Section("Steps and waiting", steps()),
@@ -26,7 +23,7 @@ def dashboard() -> model.Dashboard:
         Section("Node", node(), folded=True),
     ]
     about = "One rank and the median of its job: where its step goes, and what its process, GPU and node do."
-    return board.assemble("hindmost-rank", about, variables, sections)
+    return board.assemble("hindmost-rank", about, [*board.of_a_job(), ranks], sections)
 
 
 def identity() -> Panels:

@@ -251,9 +251,8 @@ class Daemon:
 
     def _answer_request(self, request: wire.EventTraceRequest) -> None:
         """Fetch the stacks or the events that the collector requests, outside the loop: a dump takes up to seconds."""
-        wanted = [
-            one for one in self.host.ranks if one.job_id == request.job_id and one.rank in (request.ranks or [one.rank])
-        ]
+        mine = [rank for rank in self.host.ranks if rank.job_id == request.job_id]
+        wanted = [rank for rank in mine if rank.rank in request.ranks] if request.ranks else mine
         stopped = request.stacks and not request.last_step
         if wanted and not stopped:
             self.runner.hasten()

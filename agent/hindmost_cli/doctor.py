@@ -116,9 +116,8 @@ def _nvidia() -> Finding:
         return Finding("no", "an NVIDIA driver; nvidia-ml-py is not installed", GPU_LOST, remedy)
     try:
         pynvml.nvmlInit()
-        names = [
-            pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(i)) for i in range(pynvml.nvmlDeviceGetCount())
-        ]
+        handles = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
+        names = [pynvml.nvmlDeviceGetName(handle) for handle in handles]
         version = pynvml.nvmlSystemGetDriverVersion()
     except pynvml.NVMLError as error:
         return Finding("no", f"NVML error: {error}", GPU_LOST, "in a container: start it with --gpus all")

@@ -115,11 +115,8 @@ def run(args: argparse.Namespace) -> int:
         if needed := _needed("brief" if args.brief else args.format, wanted):
             needed |= {"limits", "not_measured"} if args.flops_per_sample else set()
             report = sections.added(report, section_rows.of(run, report, found.overview, needed, args.flops_per_sample))
-            why = [
-                row["why"]
-                for row in report["sections"].get("not_measured", {"what": ()})["what"]
-                if row["what"] == "MFU"
-            ]
+            missing = report["sections"].get("not_measured", {"what": ()})["what"]
+            why = [row["why"] for row in missing if row["what"] == "MFU"]
             report["notes"] = [*(f"no MFU: {one}" for one in why if args.flops_per_sample), *report["notes"]]
         path = named(one, args)
         if args.format == "html":
@@ -290,8 +287,6 @@ def write(content: str, output: Path | None, flag: str = "") -> None:
     try:
         output.write_text(content, encoding="utf-8")
     except OSError as error:
-        folder = output.parent
-        remedy = (
-            "name another file" if folder.is_dir() else f"make its folder first: mkdir -p {shlex.quote(str(folder))}"
-        )
+        make = f"make its folder first: mkdir -p {shlex.quote(str(output.parent))}"
+        remedy = "name another file" if output.parent.is_dir() else make
         raise UsageError(f"{flag} {output}: cannot be written: {error.strerror}; {remedy}".lstrip()) from error

@@ -38,10 +38,8 @@ def packed(results: list[Result]) -> dict[str, list[list[Any]]]:
     """Of each family a row a run: ``COLUMNS``."""
     rows: dict[str, list[list[Any]]] = {}
     for result in results:
-        said = {
-            "confidences": [sure for _, sure, _ in result["said"]],
-            "right": [int(right) for *_, right in result["said"]],
-        }
+        said = result["said"]
+        said = {"confidences": [sure for _, sure, _ in said], "right": [int(right) for *_, right in said]}
         known = result | said | result["baselines"] | {name: _rounded(result[name], DIGITS[name]) for name in DIGITS}
         rows.setdefault(result["family"], []).append([known[name] for name in COLUMNS])
     return rows

@@ -101,9 +101,8 @@ def hard(random: np.random.Generator, seed: int) -> Scenario:
     if random.random() < 0.3:
         fault = Fault(fault.cause, fault.ranks, 4 * fault.size, duty=float(random.uniform(0.05, 0.3)))
     lengths = float(random.choice([0, 0, 0.1]))
-    return Scenario(
-        **shape, seed=seed, noise=noise, varying_lengths=lengths, faults=(fault,) if random.random() < 0.6 else ()
-    )
+    faults = (fault,) if random.random() < 0.6 else ()
+    return Scenario(**shape, seed=seed, noise=noise, varying_lengths=lengths, faults=faults)
 
 
 def network(random: np.random.Generator, seed: int) -> Scenario:
@@ -243,10 +242,8 @@ def _shape(random: np.random.Generator, sizes: tuple[int, ...]) -> dict[str, Any
     ranks = int(random.choice(sizes))
     layout = str(random.choice(["dp", "dp", "fsdp", "tp_dp"]))
     shape: dict[str, Any] = {"ranks": ranks, "layout": layout, "steps": int(random.integers(100, 161))}
-    shape |= {
-        "step_ms": float(np.exp(random.uniform(np.log(20), np.log(800)))),
-        "stretches": int(random.integers(3, 7)),
-    }
+    shape["step_ms"] = float(np.exp(random.uniform(np.log(20), np.log(800))))
+    shape["stretches"] = int(random.integers(3, 7))
     return shape | ({"tensor": int(random.choice([2, 4]))} if layout == "tp_dp" else {})
 
 

@@ -79,13 +79,10 @@ def _several(by: dict[str, list[Result]]) -> list[Row]:
 
 
 def _others(by: dict[str, list[Result]]) -> list[Row]:
+    slowed = _of(by, "network", 0.02)
     found: list[Row] = [
         ("slow link of one data-parallel group: said so", said(by.get("link", []), "slow_link"), ""),
-        (
-            "network that became slow for all, effect of 2 % or more: said so",
-            said(_of(by, "network", 0.02), "slow_link"),
-            "",
-        ),
+        ("network that became slow for all, effect of 2 % or more: said so", said(slowed, "slow_link"), ""),
     ]
     for family, what, least in (
         ("intermittent", "intermittent stalls", 0.0),

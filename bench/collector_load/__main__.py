@@ -208,9 +208,8 @@ def write(output: Path, began: dict[str, Any], found: list[dict[str, Any]], *, a
 
 def typical(kept: dict[str, Any], server: str, agents: int, name: str) -> float:
     """The median of the runs of one size, of what such a file has. Raises StatisticsError where there is none."""
-    return statistics.median(
-        one[name] for one in kept["measured"] if (one["server"], one["agents"]) == (server, agents)
-    )
+    of_size = [one for one in kept["measured"] if (one["server"], one["agents"]) == (server, agents)]
+    return statistics.median(one[name] for one in of_size)
 
 
 if __name__ == "__main__":

@@ -184,9 +184,8 @@ class Bench:
     def _compared(self, usual: list[tuple[float, Used]], switched: list[float], used: list[float]) -> dict[str, Any]:
         ended = np.fromfile(self.folder / "steps")
         ended_by = np.interp(switched, ended, np.arange(len(ended)))  # how many steps, and parts of one
-        whole = [
-            at for at in range(0, len(switched) - 4, 4) if ended[0] < switched[at] and switched[at + 4] < ended[-1]
-        ]
+        rounds = range(0, len(switched) - 4, 4)
+        whole = [at for at in rounds if ended[0] < switched[at] and switched[at + 4] < ended[-1]]
         rates, cores = np.diff(ended_by) / np.diff(switched), np.diff(used) / np.diff(switched)
         logs = [math.log(rates[at + 1 + two] / rates[at + 3 * two]) for at in whole for two in (0, 1)]
         (began, before), (until, after) = usual

@@ -42,9 +42,8 @@ def main() -> int:
         found["seconds"] = round(time.monotonic() - began, 1)
         results[name] = {"what": case.what, **found}
         passed = {True: "yes", False: "NO", None: "skipped"}[found["passed"]]
-        ending = (
-            found.get("why") or f"{found['verdict']}; {found['nodes']} hosts, {found['ranks']} ranks; {found['steps']}"
-        )
+        ending = "{verdict}; {nodes} hosts, {ranks} ranks; {steps}"
+        ending = found.get("why") or ending.format_map(found)
         print(ROW.format(name, case.what, passed, found["seconds"], ending), flush=True)
     if args.out:
         what = "bench/hosts: jobs on two hosts in network namespaces of one machine"

@@ -33,11 +33,9 @@ def results(rows: list[dict[str, Any]], later: list[dict[str, Any]], missing: di
 
 def _judge_commit() -> str:
     """The last commit that changed the code which judges; marked where that was changed since."""
-    judge = ["--", "collector"]
-    last = subprocess.run(
-        ["git", "log", "-1", "--format=%h", *judge], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    changed = subprocess.run(["git", "diff", "--quiet", "HEAD", *judge], cwd=ROOT, check=False).returncode
+    git, judge = ["git", "-C", str(ROOT)], ["--", "collector"]
+    last = subprocess.run([*git, "log", "-1", "--format=%h", *judge], capture_output=True, text=True, check=False)
+    changed = subprocess.run([*git, "diff", "--quiet", "HEAD", *judge], check=False).returncode
     return last.stdout.strip() + ("-dirty" if changed else "")
 
 

@@ -100,10 +100,7 @@ def _below(root: Path, path: PurePosixPath) -> Path:
 
 def _cpu(group: Group) -> dict[Metric, float]:
     found: dict[Metric, float] = {}
-    quota = group.read("cpu.max").split() or [
-        group.read("cpu.cfs_quota_us").strip(),
-        group.read("cpu.cfs_period_us").strip(),
-    ]
+    quota = group.read("cpu.max").split() or [group.read(f"cpu.cfs_{what}_us").strip() for what in ("quota", "period")]
     if quota[0].isdigit() and quota[1].isdigit():
         found[CPU_LIMIT] = int(quota[0]) / int(quota[1])
     stat = group.table("cpu.stat")
@@ -167,9 +164,8 @@ class Cgroup(Sampler):
         placed = {}
         for rank in self.host.ranks.shown():
             with contextlib.suppress(OSError):  # the process has gone
-                placed[rank.job_id, rank.rank] = read_once(self.host.proc / str(rank.pid) / "cgroup").decode(
-                    "utf-8", "replace"
-                )
+                page = read_once(self.host.proc / str(rank.pid) / "cgroup")
+                placed[rank.job_id, rank.rank] = page.decode("utf-8", "replace")
         if placed != self._placed:  # a launcher or a service may move a rank after its start
             self._placed = placed
             self._follow()

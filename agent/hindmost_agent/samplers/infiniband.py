@@ -167,10 +167,8 @@ class Port:
         self.labels = (folder.parts[-3], folder.name)
         adapter = folder.parent.parent
         what = (text(folder / "link_layer"), text(adapter / "fw_ver"), text(adapter / "board_id"))
-        self.series = (
-            *(series(metric, *self.labels) for metric in (ACTIVE, UP, RATE)),
-            series(INFO, *self.labels, *what),
-        )
+        state = (series(metric, *self.labels) for metric in (ACTIVE, UP, RATE))
+        self.series = (*state, series(INFO, *self.labels, *what))
         self._files = [_maybe(folder / name) for name in ("state", "phys_state", "rate")]
 
     def read(self) -> tuple[float, float, float, float]:

@@ -283,10 +283,8 @@ class Monitor:
         request = self._request
         request.sample1, request.sample2 = self._before, self._after
         self._lib.nvmlGpmMetricsGet(request)
-        return [
-            NAN if slot.nvmlReturn else slot.value * unit
-            for slot, (_, _, unit) in zip(request.metrics, GPM, strict=False)
-        ]
+        found = zip(request.metrics, GPM, strict=False)
+        return [NAN if slot.nvmlReturn else slot.value * unit for slot, (_, _, unit) in found]
 
 
 @register

@@ -149,7 +149,4 @@ class NvLinks:
 
     def _field_values(self, fields: list[tuple[int, int]]) -> list[float]:
         """Each field's number, missing where there is none."""
-        return [
-            field_value(nvmldevicegetfieldvalue)
-            for nvmldevicegetfieldvalue in self._lib.nvmlDeviceGetFieldValues(self._handle, fields)
-        ]
+        return [field_value(found) for found in self._lib.nvmlDeviceGetFieldValues(self._handle, fields)]

@@ -327,9 +327,8 @@ class Sums:
             name = group if group in self._totals or len(self._totals) < MOST_GROUPS else "other"
             before = self._last.pop(key, (NAN,) * len(now))
             self._totals.setdefault(name, [NAN] * len(now))
-            self._last[key] = tuple(
-                self._count(name, place, *both) for place, both in enumerate(zip(now, before, strict=True))
-            )
+            changes = enumerate(zip(now, before, strict=True))
+            self._last[key] = tuple(self._count(name, place, *change) for place, change in changes)
         for key in list(self._last)[: max(len(self._last) - MOST_REMEMBERED, 0)]:
             del self._last[key]
 

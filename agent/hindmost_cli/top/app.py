@@ -244,10 +244,8 @@ class Top(App[None]):
             one = verdicts[0]
             second = ("COST", one["cost"]) if one["cost"] else ("WHY", next(iter(one["why"]), ""))
             for label, text in (second, ("DO", next(iter(one["do"]), ""))):
-                wrapped = (
-                    textwrap.wrap(f"{label:<6} {one_line(text)}", width, subsequent_indent=" " * 7) if text else []
-                )
-                if len(lines) + len(wrapped) <= room:
+                wrapped = textwrap.wrap(f"{label:<6} {one_line(text)}", width, subsequent_indent=" " * 7)
+                if text and len(lines) + len(wrapped) <= room:
                     lines += [("", line) for line in wrapped]
         return Text("\n").join(Text(line, style) for style, line in lines)
 
@@ -275,9 +273,8 @@ class Top(App[None]):
     def _table(self, width: int) -> int:
         """Fill the table; how many columns could be shown."""
         table = self.query_one(Table)
-        chosen = (
-            self.identities[table.cursor] if 0 < table.cursor < len(self.identities) else ""
-        )  # the top stays in sight
+        # at the top it stays there
+        chosen = self.identities[table.cursor] if 0 < table.cursor < len(self.identities) else ""
         found = rows.matching(rows.rows_of(self._picture, self._view), self._filter)
         culprits = rows.named(self._picture)
         columns = rows.measured(self._view, found)

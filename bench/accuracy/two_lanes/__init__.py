@@ -28,11 +28,10 @@ def simulate(job: Job) -> Simulated:
     """Record one job. What its faults cost is what it takes longer than without them, at the same random numbers."""
     draws = draw(job)
     history = run(job, draws, job.faults)
-    without = (
-        [[*job.faults[:at], *job.faults[at + 1 :]] for at in range(len(job.faults))] if len(job.faults) > 1 else []
-    )
     total = history.end
     repaired = run(job, draws, []).end if job.faults else total
-    each = [run(job, draws, kept).end for kept in without] or [repaired] * len(job.faults)
+    each = [repaired] * len(job.faults)
+    if len(job.faults) > 1:
+        each = [run(job, draws, [*job.faults[:at], *job.faults[at + 1 :]]).end for at in range(len(job.faults))]
     active = tuple(len(acting(job, fault)) for fault in job.faults)
     return Simulated(recorded(job, history, draws.work), Truth(total, repaired, tuple(each), active))

@@ -33,9 +33,8 @@ def compared(asked: Job, truth: Truth, verdicts: Sequence[Verdict]) -> dict[str,
     """The verdicts compared with the truth."""
     clean = truth.repaired / asked.steps
     naming = [verdict for verdict in verdicts if verdict.kind in NAMING and verdict.cause != "workload"]
-    effects = [
-        (truth.total - each) / max(active, 1) / clean for each, active in zip(truth.each, truth.active, strict=True)
-    ]
+    repairs = zip(truth.each, truth.active, strict=True)
+    effects = [(truth.total - each) / max(active, 1) / clean for each, active in repairs]
     faults = [rank for fault in asked.faults for rank in fault.ranks]
     must = {rank for fault, effect in zip(asked.faults, effects, strict=True) for rank in fault.ranks if effect >= MUST}
     whole = (truth.total - truth.repaired) / max(max(truth.active, default=1), 1) / clean

@@ -89,9 +89,8 @@ def _traces(job: Job, history: History, folder: Path) -> None:
             clocks.read(lane, call.ranks, times)
             for lane, times in (("host", call.enqueued), ("gpu", call.start), ("gpu", call.end))
         )
-        logged = clocks.read("host", call.ranks, call.end) + (20_000 * (1 + random.exponential(2, len(host)))).astype(
-            int
-        )
+        after = (20_000 * (1 + random.exponential(2, len(host)))).astype(int)
+        logged = clocks.read("host", call.ranks, call.end) + after
         all_times = (one.tolist() for one in (call.ranks, host, start, end, np.maximum(logged, host + 9001)))
         for at, (rank, enqueued, began, ended, known) in enumerate(zip(*all_times, strict=True)):
             key = (call.kind, call.op, rank)
@@ -102,9 +101,8 @@ def _traces(job: Job, history: History, folder: Path) -> None:
             what = f"{comm:x},{inside[call.kind][rank]},{seq},{_FUNCTIONS[call.op]},{call.size},{algorithm},SIMPLE,24"
             lines[rank].append((enqueued, f"{what},{enqueued},{enqueued + 9000},{began},{ended},{known}\n"))
     for rank, mine in enumerate(lines):
-        (folder / f"prof.{4000 + rank}.csv").write_text(
-            "".join(line for _, line in sorted(mine, key=lambda one: one[0]))
-        )
+        mine.sort(key=lambda one: one[0])
+        (folder / f"prof.{4000 + rank}.csv").write_text("".join(line for _, line in mine))
     steps: list[list[str]] = [[] for _ in range(job.ranks)]
     for step in history.steps:
         if step.kind != "train":
@@ -170,9 +168,8 @@ def _rows(job: Job, history: History, work: Array) -> Run:
 
 def _by_rank(name: str, parts: list[dict[str, Any]]) -> dict[str, Array]:
     lengths = [len(part["rank"]) for part in parts]
-    columns = {
-        column: [part.get(column, -1) for part in parts] for column in {key: 0 for part in parts for key in part}
-    }
+    names = dict.fromkeys(column for part in parts for column in part)
+    columns = {column: [part.get(column, -1) for part in parts] for column in names}
     whole = table(name, **{column: _column(values, lengths) for column, values in columns.items()})
     order = np.argsort(whole["rank"], kind="stable")
     return {column: values[order] for column, values in whole.items()}
@@ -214,9 +211,8 @@ def _calls(job: Job, clocks: Clocks, history: History) -> list[dict[str, Any]]:
     lane = "host" if job.shape == "mpi" else "gpu"
     found, left = [], np.full(job.ranks, np.nan)
     for call in history.calls:
-        key = (
-            (call.kind, int(call.ranks[0])) if call.peers is None else (call.op, int(call.ranks[0]), int(call.peers[0]))
-        )
+        first = int(call.ranks[0])
+        key = (call.kind, first) if call.peers is None else (call.op, first, int(call.peers[0]))
         seq = numbers[key] = numbers.get(key, -1) + 1
         start, end = (clocks.read(lane, call.ranks, times) for times in (call.start, call.end))
         one = {

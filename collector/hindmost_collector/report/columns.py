@@ -320,12 +320,10 @@ def caption(titles: Sequence[str], report: Mapping[str, Any]) -> str:
     cost = any(one.get("cost_ms_per_step") is not None for one in found)
     means = [*(["COST"] if cost else []), *(title for title in _MEANS if title in titles)]
     explained = [f"{title}: {words}" for title, words in _explained(report).items() if title in titles]
-    overlap = (
-        [f"Columns overlap: {'only COST is lost time' if cost else 'do not add them'}"] if "wait" in titles else []
-    )
+    overlap = f"Columns overlap: {'only COST is lost time' if cost else 'do not add them'}"
     which = f" (means: {', '.join(means)})" if means else ""
     times = [] if _NO_TIMES.issuperset(titles) else [f"ms per step, medians {of}{which}"]
-    return ". ".join([*times, *explained, *overlap])
+    return ". ".join([*times, *explained, *([overlap] if "wait" in titles else [])])
 
 
 def _explained(report: Mapping[str, Any]) -> dict[str, str]:

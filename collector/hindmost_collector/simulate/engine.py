@@ -398,19 +398,15 @@ def run(scenario: Scenario, draws: Draws, faults: Sequence[Fault]) -> Timing:
 def _on_host(scenario: Scenario, draws: Draws, faults: Sequence[Fault], active: Array) -> dict[str, Array]:
     """[S, R] ns that each thing takes from a step's begin to its first launch, and the copy to the GPU."""
     step_ns = scenario.step_ms * 1e6
-    spent = {"input": scenario.input_share * step_ns * draws.host, "h2d": H2D_SHARE * step_ns * draws.host}
+    spent = defaultdict[str, Array](lambda: np.zeros(draws.host.shape))
+    spent |= {"input": scenario.input_share * step_ns * draws.host, "h2d": H2D_SHARE * step_ns * draws.host}
     names = {"cpu_contention": "runqueue"}
     for row, fault in enumerate(faults):
         if fault.cause in ("h2d", *ON_HOST):
-            name = names.get(fault.cause, fault.cause)
-            spent.setdefault(name, np.zeros(draws.host.shape))[np.ix_(active[row], list(fault.ranks))] += (
-                fault.size * step_ns
-            )
+            spent[names.get(fault.cause, fault.cause)][np.ix_(active[row], list(fault.ranks))] += fault.size * step_ns
     if every := scenario.checkpoint_every:
-        spent.setdefault("checkpoint", np.zeros(draws.host.shape))[every - 1 :: every, 0] += (
-            CHECKPOINT_STEPS * step_ns * draws.host[every - 1 :: every, 0]
-        )
-    return spent
+        spent["checkpoint"][every - 1 :: every, 0] += CHECKPOINT_STEPS * step_ns * draws.host[every - 1 :: every, 0]
+    return dict(spent)
 
 
 def _through_program(plan: Plan, timing: Timing, step: int, now: Array, work: Array, reached: Array) -> Array:
