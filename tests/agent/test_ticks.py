@@ -182,8 +182,7 @@ def test_full_batches_are_made_sooner(tmp_path: Path, writer: ring.Writer, monke
 
 
 def test_what_is_no_ring_keeps_no_agent_from_sampling(tmp_path: Path, writer: ring.Writer) -> None:
-    """All users of a node may write to the rings' folder: the node, and other rings, are read on, and one line is
-    logged."""
+    """All users of a node may write to the rings' folder: the node, and other rings, are read on."""
     os.mkfifo(tmp_path / "rings/1.py.1.ring")
     (tmp_path / "rings/2.py.1.ring").mkdir()
     (tmp_path / "rings/3.py.1.ring").symlink_to("/dev/zero")

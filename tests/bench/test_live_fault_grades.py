@@ -175,8 +175,7 @@ def test_an_onset_is_found_within_what_steps_vary_by(bench: Any, varies: float, 
 
 @pytest.mark.parametrize(("ahead", "step", "cost"), [(1, 8.5, 1.5), (100, 8.0, 1.0)])
 def test_a_fault_costs_what_the_replay_is_longer_by(bench: Any, ahead: int, step: float, cost: float) -> None:
-    """Rank 0's host works 5 and 9 ms in turn, rank 1's 8 ms, of which the fault takes 4: each step ends with the later
-    one, or hosts are so far ahead that their means count."""
+    """Hosts work 5 and 9 ms in turn, and 8 ms, of which the fault takes 4. Far ahead, their means count."""
     turns = np.tile([5.0, 9.0], 150)
     work, spun = np.stack([turns, np.full(300, 8.0)]), np.stack([np.zeros(300), np.full(300, 4.0)])
     log, about = bench("host_paced").Hosts(work, spun, ahead), slice(100, 200)

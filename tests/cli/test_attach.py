@@ -299,8 +299,7 @@ LAUNCHED = {
     ],
 )
 def test_ranks_below_a_launcher_are_looked_into(tmp_path: Path, pids: list[int], found: list[tuple[int, int]]) -> None:
-    """--pid of torchrun, of mpirun, or of the shell that starts one: its ranks, without what those start in turn, and
-    nothing of hindmost's own."""
+    """--pid of torchrun, mpirun, or a shell that starts one: its ranks, and nothing that those start."""
     for pid, (parent, environ, cmdline, binary) in LAUNCHED.items():
         folder = tmp_path / str(pid)
         folder.mkdir()

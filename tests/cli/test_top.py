@@ -213,8 +213,7 @@ def test_a_run_directory_is_shown_like_a_collector(tmp_path: Path, capsys: pytes
 def test_the_run_directory_of_a_running_job_leads_to_its_collector(
     collector: tuple[str, dict[str, Any]], tmp_path: Path, more: dict[str, Any], of: str, live: bool
 ) -> None:
-    """Page and terminal show the same, and nothing is judged twice; a collector of another job is no answer, nor is
-    what has that address on another host."""
+    """Page and terminal show the same; a collector of another job, or on another host, is no answer."""
     address, answers = collector
     assert main(["simulate", str(tmp_path / "run"), "--ranks", "4", "--steps", "30"]) == 0
     meta = {

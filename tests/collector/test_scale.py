@@ -21,8 +21,7 @@ STEP_NS = 20_000_000
 
 
 def node(first, count, world, steps, slow=-1, job="j"):
-    """``(definitions, batch)`` of a node's ranks: 20 ms a step, one all-reduce, 6 ms more self time on the slow
-    rank."""
+    """``(definitions, batch)`` of a node's ranks: 20 ms a step, one all-reduce, 6 ms more on the slow rank."""
     ranks = np.arange(first, first + count)
     refs = (1 << 40) + ranks
     defined = [

@@ -72,8 +72,7 @@ def test_the_agent_may_read_what_it_samples() -> None:
 
 
 def test_the_collector_may_have_a_connection_to_every_agent() -> None:
-    """Each agent is an open file, of which systemd allows 1024 by default; and its last flush may take half a
-    minute."""
+    """Each agent is an open file, of which systemd allows 1024; and its last flush may take half a minute."""
     lines = (DEPLOY / "systemd" / "hindmost-collector.service").read_text().splitlines()
     settings = dict(line.split("=", 1) for line in lines if "=" in line and not line.startswith("#"))
     assert int(settings["LimitNOFILE"]) == MOST_FILES

@@ -80,8 +80,7 @@ def test_the_examples_are_clean(tree: Path) -> None:
 
 
 def test_the_examples_tests_pass_and_everything_knows_the_new_sampler(tree: Path) -> None:
-    """Under pytest with this repository's settings. The guide's command adds the sampler to the page; the scrape and
-    the broken files are tested with it."""
+    """Under pytest with this repository's settings; the scrape and the broken files are tested with the sampler."""
     python(tree, "-m", "docs.generate")
     page = (tree / "docs/reference/metrics.md").read_text(encoding="utf-8")
     assert "## open_files" in page

@@ -209,8 +209,7 @@ def test_the_verdict_explains_the_table_of_a_simulated_job(bench: Any, family: s
     ],
 )
 def test_a_host_that_is_not_ahead_is_not_slow(bench: Any, family: str, seed: int, logged: int, of_others: int) -> None:
-    """Clean jobs with so many ``logged`` steps of rank 0, and ``of_others``: a GPU that waits for its host's launches
-    comes late where the others' hosts are ahead, and no rank is named for that."""
+    """Clean jobs with so many ``logged`` steps of rank 0, and ``of_others``: late for its host names no rank."""
     job = replace(bench(".families").job(family, seed), written="traces", faults=())
     run = bench("").simulate(job).run
     keeps = run.steps["step"] < np.where(run.steps["rank"] == 0, logged, of_others)

@@ -144,8 +144,7 @@ async def test_a_rank_that_runs_keeps_its_ring(
 
 
 def test_a_lock_that_was_removed_while_it_was_taken_is_none(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An agent that leaves removes the file: a process that opened it before would lock a file that no other can
-    see."""
+    """An agent that leaves removes the file: who opened it before would lock one that no other can see."""
     flock = fcntl.flock
     calls: list[int] = []
 

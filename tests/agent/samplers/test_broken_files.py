@@ -111,8 +111,7 @@ def survives(runner: Runner, now_ns: int) -> None:
 
 
 def lasting(kind: type[Sampler], host: Host, damage: list[Callable[[bytes], bytes]]) -> list[str]:
-    """Does every damage to a sampler that is at work and to one that starts: those after which it does not work as
-    before."""
+    """Does every damage to a sampler at work and to one that starts: those after which it does not recover."""
     runner, harm = with_bystander(host, kind), []
     survives(runner, 0)
     before = set(runner.latest)

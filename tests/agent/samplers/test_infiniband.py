@@ -70,8 +70,7 @@ def test_an_adapter_that_counts_under_names_of_its_own(host: Host) -> None:
 
 
 def test_a_counter_that_says_it_is_none_leaves_the_place_to_one_that_is(host: Host) -> None:
-    """RoCE adapters have the files of InfiniBand's counters; their values are in RoCE's own, and the rest is
-    missing."""
+    """RoCE adapters have files of InfiniBand's counters, and their values in RoCE's own; the rest is missing."""
     broadcom = {
         "hw_counters/tx_bytes": "123\n",
         "hw_counters/to_retransmits": "7\n",

@@ -215,8 +215,7 @@ def test_in_a_container_the_mounted_group_is_the_rank_s(host: Host) -> None:
 
 
 def test_a_quota_carries_the_path_of_the_cpu_s_controller(host: Host) -> None:
-    """In version 1 a rank's group for CPU time is not its group for memory, and its peer is in another. What it was
-    throttled is in ns there."""
+    """In version 1 a rank's group for CPU time is not its group for memory. What it was throttled is in ns there."""
     host.ranks.put(RankProcess("j", 1, 2, 1, PID + 1, 778))
     write(host.proc / str(PID), {"cgroup": "3:memory:/pod\n2:cpu,cpuacct:/free\n"})
     write(host.proc / str(PID + 1), {"cgroup": "3:memory:/pod\n2:cpu,cpuacct:/held/rank1\n"})

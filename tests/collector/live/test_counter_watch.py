@@ -56,17 +56,16 @@ def test_a_delay_that_the_counters_never_showed_does_not_seem_over() -> None:
     assert not any(Counted().after(30, 0.0, 0.0, 0.0, 0.0))
 
 
-@pytest.mark.parametrize("left", [0.4, 0.25])
-def test_a_rank_that_is_still_slow_does_not_seem_well(left: float) -> None:
-    job = Counted()
+@pytest.mark.parametrize(
+    ("kind", "left"),
+    [("straggler", 0.4), ("straggler", 0.25), ("intermittent", 0.0)],
+    ids=["as slow", "less", "stalls"],
+)
+def test_a_rank_that_is_still_slow_does_not_seem_well(kind: str, left: float) -> None:
+    """One that stalls now and then is well in between."""
+    job = Counted(kind=kind)
     job.after(20, 0.0, 0.4, 0.0, 0.0)
     assert not any(job.after(20, 0.0, left, 0.0, 0.0))
-
-
-def test_a_rank_that_stalls_now_and_then_is_well_in_between() -> None:
-    job = Counted(kind="intermittent")
-    job.after(20, 0.0, 0.4, 0.0, 0.0)
-    assert not any(job.after(20, 0.0, 0.0, 0.0, 0.0))
 
 
 def unnamed(ranks: int = 4) -> Counted:

@@ -42,10 +42,13 @@ def test_what_a_first_judgement_leaves_open_is_judged_again_soon() -> None:
     assert len(times(unsure, 40.0)) == 2
 
 
-def test_judging_takes_a_thousandth_of_a_core_while_cores_are_full() -> None:
-    """A judgement of 60 ms comes every 60 s, after the first."""
-    judged = times(Paced(cores_are_full=lambda: True, whole_s=0.06), 240.0)
-    assert [59.0 < after - before < 63.0 for before, after in itertools.pairwise(judged)] == [True] * 3
+@pytest.mark.parametrize(
+    ("whole_s", "until", "least", "most"), [(0.06, 240.0, 59.0, 63.0), (2.0, 1100.0, 297.0, 322.0)]
+)
+def test_judging_takes_a_thousandth_of_full_cores(whole_s: float, until: float, least: float, most: float) -> None:
+    """A judgement of 60 ms comes every 60 s, after the first; one of 2 s every five minutes all the same."""
+    judged = times(Paced(cores_are_full=lambda: True, whole_s=whole_s), until)
+    assert [least < after - before < most for before, after in itertools.pairwise(judged)] == [True] * 3
 
 
 @pytest.mark.parametrize("full", [True, False])
@@ -71,8 +74,7 @@ def test_while_a_window_is_judged_no_other_is_while_cores_are_full(full: bool) -
     [(True, 50_000, 1.0, 150_000), (True, 50_000, 0.1, 300_000), (False, 400_000, 1.0, 400_000)],
 )
 def test_a_window_is_as_long_as_full_cores_allow(full: bool, first: int, took: float, most: int) -> None:
-    """A second for 100,000 rows: 150,000 may take one and a half. Costs grow faster than rows, so windows grow by three
-    at most; the first one is small."""
+    """A second for 100,000 rows: 150,000 may take one and a half. Windows grow by three at most."""
     used = [0.0]
     judging = Judging(cpu=lambda: used[0], cores_are_full=lambda: full)
 
@@ -84,12 +86,6 @@ def test_a_window_is_as_long_as_full_cores_allow(full: bool, first: int, took: f
     assert judging.window_rows("j", 400_000) == first
     judging.judged("j", lambda: Run(Job("j"), collectives={"rank": np.zeros(100_000, np.int32)}))
     assert judging.window_rows("j", 400_000) == most
-
-
-def test_verdicts_are_renewed_each_five_minutes_while_cores_are_full() -> None:
-    """However much a judgement takes."""
-    judged = times(Paced(cores_are_full=lambda: True, whole_s=2.0), 1100.0)
-    assert [297.0 < after - before < 322.0 for before, after in itertools.pairwise(judged)] == [True] * 3
 
 
 def test_what_changes_is_judged_within_seconds_however_much_a_judgement_takes() -> None:
@@ -257,15 +253,13 @@ async def ticks(collector: Collector) -> list[float]:
     return found
 
 
-async def test_a_collector_works_when_agents_do_while_cores_are_full(on_full_cores: Collector) -> None:
-    """A rank waits for each of them: at once, and not for one after the other."""
-    assert await ticks(on_full_cores) == [16.0, 24.0, 32.0]
-
-
-async def test_a_collector_works_twice_a_second_while_a_core_is_free(on_full_cores: Collector) -> None:
-    """It takes none from a rank."""
-    on_full_cores.cores_are_full = lambda: False
-    assert await ticks(on_full_cores) == [11.5, 12.0, 12.5]
+@pytest.mark.parametrize(("full", "at"), [(True, [16.0, 24.0, 32.0]), (False, [11.5, 12.0, 12.5])])
+async def test_a_collector_works_when_agents_do_while_cores_are_full(
+    on_full_cores: Collector, *, full: bool, at: list[float]
+) -> None:
+    """A rank waits for each of them: at once, and not for one after the other. A free core is taken from no rank."""
+    on_full_cores.cores_are_full = lambda: full
+    assert await ticks(on_full_cores) == at
 
 
 async def test_a_collector_works_at_once_where_a_job_may_hang(on_full_cores: Collector) -> None:

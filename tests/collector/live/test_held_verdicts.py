@@ -1,4 +1,4 @@
-"""Verdicts of a job that is watched for longer than the window remembers: open as long as they hold, then closed."""
+"""Verdicts of a job watched for longer than its window: open as long as they hold, then closed, then over."""
 
 import asyncio
 import functools
@@ -17,13 +17,16 @@ from hindmost_collector.ingest.definitions import Definitions
 from hindmost_collector.ingest.packed_fields import packed
 from hindmost_collector.live.evaluation_loop import Watch
 from hindmost_collector.live.evaluation_schedule import LEAST_SHARE, OF_LOOKS, WHOLES_AHEAD, Judging
-from hindmost_collector.live.jobs import LiveJob
+from hindmost_collector.live.jobs import Contact, LiveJob
 from hindmost_collector.live.verdicts import VerdictLog
 from hindmost_collector.live.window import Window
+from hindmost_collector.report.verdict_lines import with_rendered
+from hindmost_collector.serve.job_metrics import JobPage
 from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_collector.simulate.stream import Job
 from hindmost_judge.judge import judge
 from hindmost_judge.model import Counted, Run
+from hindmost_judge.settings import DEFAULT
 from hindmost_judge.timeline.steps import numbered_as_before
 from hindmost_judge.verdict.wording import OLDER
 
@@ -182,8 +185,7 @@ LAYOUTS: dict[str, dict[str, int]] = {"dp": {}, "pp_dp": {"pipeline": 2}}
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_unmarked_steps_keep_their_numbers_as_the_window_goes_on(layout: Any) -> None:
-    """An onset stays what it was found as though the window that has lost it counts its own steps, and the newest step
-    and the end are counted as the onset is."""
+    """An onset stays as found though the window loses it; newest step and end are counted as the onset is."""
     scenario = Scenario(8, STEPS, seed=3, layout=layout, faults=(FAULTS["straggler"],), **LAYOUTS[layout])
     found = list(judged_live(scenario, marked=False))
     onsets = [verdict["since_step"] for _, report, _ in found for verdict in report["verdicts"] if verdict["ranks"]]
@@ -229,3 +231,66 @@ def test_a_slow_network_that_never_was_fast_is_none() -> None:
         "balanced",
         "insufficient_data",
     }
+
+
+SLOW_FROM, SLOW_UNTIL, ALL_STEPS = 40, 100, 160
+
+
+@pytest.fixture(scope="module")
+def over() -> dict[str, Any]:
+    """The report on 4 ranks of which rank 2 was slow for a while."""
+    fault = Fault("compute", (2,), 0.15, onset=SLOW_FROM, end=SLOW_UNTIL)
+    return judge(simulate(Scenario(4, ALL_STEPS, faults=(fault,))).run).to_dict()
+
+
+def live(report: dict[str, Any], last_step: int) -> LiveJob:
+    """A job of this report, whose ranks have come so far."""
+    job = LiveJob("a", 0)
+    job.report, job.window = report, WindowOfSteps(last_step)
+    return job
+
+
+class WindowOfSteps(Window):
+    """A window of which the newest step is known, and nothing else."""
+
+    def __init__(self, last_step: int) -> None:
+        super().__init__()
+        self._last_step = last_step
+
+    @property
+    def last_step(self) -> int:
+        return self._last_step
+
+
+def test_a_job_that_is_well_again_is_served_as_balanced(over: dict[str, Any]) -> None:
+    """An alert tells "well again" from "gone": one series says balanced, since the step at which the verdict ended."""
+    assert [verdict["kind"] for verdict in over["verdicts"]] == ["straggler"]
+    until = over["verdicts"][0]["until_step"]
+    text = JobPage().text([live(over, ALL_STEPS - 1)], Contact([], 0))
+    (line,) = [splitline for splitline in text.splitlines() if splitline.startswith("hindmost_verdict_info{")]
+    assert 'kind="balanced"' in line
+    assert f'since_step="{until}"' in line
+    assert "hindmost_verdict_cost_ratio{" not in text  # what is not measured is left out
+
+
+def test_of_too_few_steps_since_nothing_is_said(over: dict[str, Any]) -> None:
+    """With fewer steps than a judgement needs, how they are is unknown."""
+    until = over["verdicts"][0]["until_step"]
+    assert live(over, until + DEFAULT.min_steps - 1).verdicts() == []
+    assert [verdict["kind"] for verdict in live(over, until + DEFAULT.min_steps).verdicts()] == ["balanced"]
+
+
+def test_a_verdict_that_holds_is_served_alone(over: dict[str, Any]) -> None:
+    """If one has ended, the one that holds is the only current one."""
+    held = {**over["verdicts"][0], "ranks": [1], "until_step": None}
+    report = {**over, "verdicts": [*over["verdicts"], held]}
+    assert live(report, ALL_STEPS - 1).verdicts() == [held]
+    assert [one["kind"] for one in with_rendered(report)["rendered"]] == ["straggler", "straggler"]
+
+
+def test_the_page_does_not_begin_with_what_is_over(over: dict[str, Any]) -> None:
+    """It says first that nothing holds any more; what was so follows, with its steps."""
+    first, second = with_rendered(over)["rendered"]
+    until = over["verdicts"][0]["until_step"]
+    assert (first["head"], first["what"]) == ("OK", f"no rank is slow since step {until}")
+    assert second["what"].endswith(f"to {until}")

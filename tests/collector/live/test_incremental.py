@@ -114,8 +114,7 @@ def gaps(judged: list[tuple[float, str]], which: str) -> list[float]:
 
 
 def test_newest_steps_are_judged_each_period_and_the_full_window_within_its_share() -> None:
-    """An incremental evaluation each 1.5 s, and from a twentieth of a core a full one of 0.4 s each 8 s. One that only
-    confirms the last comes after 20 s."""
+    """Incremental each 1.5 s; from a twentieth of a core a full one of 0.4 s each 8 s, each 20 s without news."""
     job = Paced()
     judged = job.until(120.0)
     assert max(gaps(judged, "newest")) <= 2.0
@@ -236,8 +235,7 @@ def test_news_triggers_a_full_evaluation_at_once() -> None:
 
 
 def test_claims_by_chance_trigger_full_evaluations_less_and_less_often() -> None:
-    """Every second incremental evaluation names a rank that the full one never does; a real fault does not wait for
-    that."""
+    """Every second incremental evaluation names a rank that the full one never does; a real fault does not wait."""
     job = Paced()
     job.until(20.0)
     asked = 0
@@ -251,8 +249,7 @@ def test_claims_by_chance_trigger_full_evaluations_less_and_less_often() -> None
 
 
 def test_claims_by_chance_leave_no_verdict_unconfirmed() -> None:
-    """Where no more full evaluations fit the budget, claims that they did not confirm keep no verdict from being
-    seen to hold."""
+    """Where no more full evaluations fit the budget, unconfirmed claims keep no verdict from being held."""
     job = Paced(whole_s=3.0)
     job.until(10.0)
     ages = []

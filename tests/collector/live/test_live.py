@@ -131,8 +131,7 @@ def test_a_rank_that_writes_a_checkpoint_is_left_alone(definitions: Definitions)
 def test_a_job_that_stands_still_is_judged_when_its_patience_ends(
     definitions: Definitions, reported_ms: float | None, received_ms: int | None, judged: int
 ) -> None:
-    """Not at the next turn of judging, and once for each time that it stands still: after three of the slowest steps,
-    less a second that the word needs to arrive."""
+    """Once each time that it stands still: after three of the slowest steps, less a second for the word."""
     job = standing(definitions)
     job.report = None if reported_ms is None else {"job": {"step_ms": {"p50": 20.0, "p99": reported_ms}}}
     if received_ms is not None:
@@ -159,8 +158,7 @@ def test_ranks_wait_on_between_two_reports_on_a_hang(definitions: Definitions) -
 
 
 def test_a_job_that_is_said_to_hang_is_judged_when_it_goes_on(definitions: Definitions) -> None:
-    """Full cores put the next evaluation off by a minute: until then page and log would say that it hangs. Where the
-    report stays so, as other ranks may still wait, it is judged again after twice the time."""
+    """Full cores put the next one off by a minute. Where the report stays so, it is judged after twice the time."""
     job = standing(definitions)
     heard(job.window, definitions, 5)
     assert job.stall.timed_out(job)

@@ -327,8 +327,7 @@ def test_what_is_neither_command_nor_url_is_refused_at_once(text: str) -> None:
 async def test_a_collector_notifies_of_a_job_that_it_judges(
     receiver: Receiver, collecting: Any, fake_agent: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The webhook, and a line on stdout for the process that started it, have the same events: opened, and closed when
-    the job is over."""
+    """Webhook, and stdout for the process that started it, have the same events: opened, closed at the end."""
     read, write = os.pipe()
     monkeypatch.setattr(notification, "STDOUT", write)
 

@@ -19,8 +19,7 @@ from tests.waiting import until
 
 
 def test_a_signal_ends_the_job_with_its_held_collector(collector_process, fake_agent, tmp_path):
-    """At a time limit all processes of a job get SIGTERM. Agents deliver what they hold, and no process is left to say
-    how the job ended."""
+    """At a time limit all processes of a job get SIGTERM, and none is left to say how the job ended."""
 
     async def scenario(process):
         agent = fake_agent(process.addresses["grpc"])

@@ -93,8 +93,7 @@ def test_judging_is_busy_while_it_judges():
     [(False, False, False, True), (True, False, False, False), (True, True, False, True), (True, False, True, True)],
 )
 async def test_judging_waits_for_a_write(monkeypatch, writing, overdue, timed_out, judged):
-    """A job is not judged while a write is under way, unless its verdicts get old or it may hang; then the whole of its
-    window is."""
+    """No job is judged during a write, unless its verdicts get old or it may hang; then all of its steps are."""
     looked, ended = [], []
 
     stall = SimpleNamespace(urgent=lambda job: True, question=lambda job: None, timed_out=lambda job: timed_out)
@@ -177,8 +176,7 @@ class Costly:
         return Watch(collector, judging or self.judging(), never_ends)
 
     def meanwhile(self, *turns, judging=None):
-        """What is reported after turns (an incremental evaluation's claim, and when) without a finished full
-        evaluation."""
+        """What is reported after turns (a claim, and when) without a finished full evaluation."""
 
         async def scenario():
             watch = self.watch(judging)
@@ -214,8 +212,7 @@ def test_the_last_step_is_left_out_where_none_is_known_by_number():
 
 
 def test_incremental_evaluations_go_on_during_a_full_one():
-    """One at a time is; what incremental evaluations find to hold meanwhile is reported, and its own result when it
-    is through."""
+    """One at a time is; what incremental evaluations find to hold meanwhile is reported, and its own result later."""
     costly = Costly()
     assert costly.meanwhile((True, 5), (True, 6), (False, 7)) == ({"time_ns": 7, "last_step": 41}, None)
     assert sorted(costly.asked) == ["look", "look", "look", "whole"]

@@ -166,8 +166,7 @@ def test_an_onset_is_that_of_the_window_which_knew_it_best(windows: list[tuple[i
 
 
 def test_an_onset_at_the_edge_is_at_or_before_it_until_one_is_found() -> None:
-    """A window's first problem may be older: the first such is kept, with that said, until one is found near it. That
-    is no news."""
+    """A window's first problem may be older: the first such is kept until one is found near it. That is no news."""
     edge = f"{OLDER} 200 are looked at no more: it may be older"
     log = VerdictLog()
     [*log.update([verdict(since_step=200, evidence=[edge])], 0, 260, 200)]
@@ -200,8 +199,7 @@ def test_of_what_is_over_no_more_is_remembered_than_so_much() -> None:
     ],
 )
 def test_what_counts_as_a_change(change: dict[str, Any], events: list[str]) -> None:
-    """A cause that becomes known is the same trouble, as is a rank that now stalls in some steps; another rank is
-    another."""
+    """A cause that becomes known, or stalls instead, is the same trouble; another rank is another."""
     log = VerdictLog()
     list(log.update([verdict()], 0))
     assert [event["event"] for event in log.update([verdict(**change)], 1)] == events

@@ -130,8 +130,7 @@ def test_the_figure_that_decided_stands_in_the_table_under_its_name(cause: str) 
 
 @pytest.mark.parametrize("long", [0, 1])
 def test_the_input_that_limits_a_job_is_that_of_the_table(long: int) -> None:
-    """COST and WHY are means over all steps; ranks' rows are medians, the same where steps are alike. A long input
-    makes another of the two figures."""
+    """COST and WHY are means over all steps; ranks' rows are medians. A long input makes these differ."""
     waits = [{"rank": rank, "input": 20.0} for rank in range(4)]
     waits += [{"rank": rank, "input": 60.0, "from": 30, "until": 31} for rank in range(4 * long)]
     found = judge(loads.make(loads.Load(kind="torch", ranks=4, steps=60, faults=waits))).to_dict()
@@ -292,20 +291,25 @@ def unnamed_ms(duration: float, **phases: float) -> float:
     return float(found[0])
 
 
-def test_it_is_what_phases_of_the_host_leave_of_a_step() -> None:
+HOST = {"input": 2.0, "forward": 3.0, "backward": 4.0, "sync": 1.0, "optimizer": 5.0, "checkpoint": float("nan")}
+#: A copy outside the GPU's phases is inside forward on steps whose GPU was timed; one that the loop marks is a phase.
+COPY = {"input": 2.0, "forward": 3.0, "h2d": 1.0, "optimizer": 5.0}
+
+
+@pytest.mark.parametrize(
+    ("duration", "phases", "left"),
+    [
+        (20.0, HOST, 5.0),
+        (20.0, {**HOST, "cpu": 18.0, "runqueue": 1.0, "negotiation": 1.0, "gpu_backward": 7.0}, 5.0),
+        (14.9, HOST, 0.0),
+        (20.0, COPY, 9.0),
+        (20.0, {**COPY, "gpu_forward": 3.0}, 10.0),
+        (20.0, {**COPY, "gpu_forward": -1.0}, 9.0),
+    ],
+)
+def test_it_is_what_phases_of_the_host_leave_of_a_step(duration: float, phases: dict[str, float], left: float) -> None:
     """GPU times, CPU time and negotiation are no part of the host's phases; what is unmeasured counts nothing."""
-    phases = {"input": 2.0, "forward": 3.0, "backward": 4.0, "sync": 1.0, "optimizer": 5.0, "checkpoint": float("nan")}
-    assert unnamed_ms(20.0, **phases) == 5.0
-    assert unnamed_ms(20.0, **phases, cpu=18.0, runqueue=1.0, negotiation=1.0, gpu_backward=7.0) == 5.0
-    assert unnamed_ms(14.9, **phases) == 0.0
-
-
-def test_a_copy_outside_the_gpu_s_phases_is_inside_forward() -> None:
-    """On steps whose GPU was timed; a copy that the loop marks itself is a phase like any other."""
-    phases = {"input": 2.0, "forward": 3.0, "h2d": 1.0, "optimizer": 5.0}
-    assert unnamed_ms(20.0, **phases) == 9.0
-    assert unnamed_ms(20.0, **phases, gpu_forward=3.0) == 10.0
-    assert unnamed_ms(20.0, **phases, gpu_forward=-1.0) == 9.0
+    assert unnamed_ms(duration, **phases) == left
 
 
 def test_of_a_step_without_known_phases_it_is_unknown() -> None:

@@ -107,8 +107,7 @@ def all_wait(**parts: float) -> Run:
 
 
 def test_a_job_whose_workers_lack_cpus_is_not_limited_by_input() -> None:
-    """Loaders that run are the input; loaders that queue are the node's want of CPUs. Of some of both the evidence
-    says why the cost is less than the wait."""
+    """Loaders that run are the input, loaders that queue the node's want of CPUs; of both the evidence says so."""
     run, kinds, said = all_wait(), [], ""
     for queued in (0.0, 0.3, 0.7):
         made = run

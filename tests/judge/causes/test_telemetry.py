@@ -128,13 +128,6 @@ def test_what_was_not_sampled_is_missing() -> None:
     assert Samples(run, np.array([99]), np.empty(0)).level("sm_clock") is None
 
 
-def test_a_run_s_metrics_are_read_once() -> None:
-    """For every caller: hundreds of thousands of names are not sorted anew for each question."""
-    run = recorded(2)
-    assert Metrics.of(run) is Metrics.of(run)
-    assert Metrics.of(replace(run, metrics=run.metrics)) is not Metrics.of(run)
-
-
 def test_a_rank_has_the_gpu_on_which_its_node_saw_it_compute() -> None:
     """Of this job only; a rank's own statement stands, and no rank gets a GPU that was not observed."""
     run = loads.make(loads.Load(ranks=4))

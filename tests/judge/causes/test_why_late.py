@@ -125,8 +125,7 @@ def test_what_computing_scatters_by_is_no_standing_still(longer: float, usual: f
 
 
 def test_a_step_with_more_to_compute_is_no_standing_still() -> None:
-    """Every third batch of the rank is longer: before all of the step's collectives it computes two and a half times
-    as long."""
+    """Every third batch of the rank is longer: it computes 2.5 times as long before all of the collectives."""
     gaps = _before(0.0)
     gaps[ROW, ::3] *= 2.5
     assert _longer(gaps) == 0.0

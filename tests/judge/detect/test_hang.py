@@ -328,8 +328,7 @@ def test_no_rank_is_inside_an_unobserved_operation() -> None:
 
 
 def heard_of(run: Run, *seconds: float) -> Run:
-    """The run with the last observation of each rank so many seconds after the others began to wait, on separate
-    nodes."""
+    """The run with each rank last observed so many seconds after the others began to wait, on separate nodes."""
     began = int(run.in_flight["start_ns"].max())
     ranks = np.arange(len(seconds), dtype=np.int32)
     seen = began + (np.array(seconds) * SECOND).astype(np.int64)

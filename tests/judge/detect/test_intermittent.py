@@ -216,15 +216,13 @@ def test_steps_that_grow_whenever_any_of_several_stalls_are_enough() -> None:
 
 @pytest.mark.parametrize(("count", "reported"), [(64, True), (65, False)])
 def test_of_very_many_that_stall_no_few_are_looked_for(count: int, reported: bool) -> None:
-    """Where that many hosts of a large job hesitate no few ranks cause it, and an evaluation takes no longer for
-    them."""
+    """Where that many hosts of a large job hesitate no few ranks cause it, and no evaluation takes longer."""
     assert bool(intermittent.find_stall_sets(_stalled(256, _each(range(count))), DEFAULT)) == reported
 
 
 @pytest.mark.parametrize(("count", "sorted_out"), [(256, True), (257, False)])
 def test_large_jobs_are_set_against_their_median(count: int, sorted_out: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ordering all ranks in each step takes longer than the rest of an evaluation, and few can move the median of so
-    many."""
+    """Ordering all ranks in each step takes longer than the rest, and few can move the median of so many."""
     asked: list[int] = []
 
     def counted(late: Floats, cohort: Ints) -> Floats:

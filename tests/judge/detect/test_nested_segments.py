@@ -107,8 +107,7 @@ def _late_now_and_then(often: float) -> Blocks:
 
 @pytest.mark.parametrize(("often", "reported"), [(0.0, 1), (0.005, 1), (0.12, 0)])
 def test_a_segment_is_compared_with_chance_over_all_ranks_and_steps(often: float, reported: int) -> None:
-    """Eleven late steps in a row are persistent where hardly any step of any rank is as late, and may be chance
-    elsewhere."""
+    """Eleven late steps in a row are persistent where hardly any other is as late; elsewhere maybe chance."""
     found = straggler.find(_late_now_and_then(often), DEFAULT)
     assert len([one for one in found if one.row == 12]) == reported
 

@@ -235,8 +235,7 @@ def test_a_fault_in_the_first_judged_step_was_there_from_the_start(first: int, r
 
 @pytest.mark.parametrize(("outside", "known"), [(24, True), (12, False)])
 def test_what_a_rank_takes_when_it_is_not_late_is_known_of_twenty_steps(outside: int, known: bool) -> None:
-    """Before a slowdown, after it, or both; with fewer, the report says that its backward may be longer than
-    visible."""
+    """Before a slowdown, after it, or both; with fewer, its backward may be longer than visible."""
     blocks: Any = SimpleNamespace(steps=np.arange(100), delay=np.zeros((4, 100)))
     slowdown = Slowdown(
         row=2,
@@ -310,16 +309,10 @@ def test_a_slow_gpu_among_uneven_batches_is_named_though_others_are_last_as_ofte
     assert _rows(blocks) == [SLOW]
 
 
-@pytest.mark.parametrize("seed", SELDOM)
-def test_a_rank_that_is_rarely_last_and_computes_as_long_is_not_named(seed: int) -> None:
-    """As late, for whatever its host may do: no measure of its own bears it out."""
-    assert _rows(_job(seed, 0.0, 9.0)) == []
-
-
-@pytest.mark.parametrize("seed", range(40))
-def test_no_rank_is_named_where_only_the_lengths_differ(seed: int) -> None:
-    """Each rank's batches are long in turn."""
-    assert _rows(_job(seed, 0.0, 0.0)) == []
+@pytest.mark.parametrize(("seed", "late_ms"), [*((seed, 9.0) for seed in SELDOM), *((seed, 0.0) for seed in range(40))])
+def test_a_rank_that_computes_as_long_as_others_is_not_named(seed: int, late_ms: float) -> None:
+    """However late, for whatever its host may do: no measure of its own bears it out. Batches are long in turn."""
+    assert _rows(_job(seed, 0.0, late_ms)) == []
 
 
 @pytest.mark.parametrize(("share", "known"), [(1.0, True), (0.3, False)])
@@ -348,34 +341,21 @@ def _surely(longer_ms: Any, host_ms: float | None = None) -> bool:
     return straggler.surely_longer(blocks, SLOW, slice(0, len(longer)), 9.0 * MS, DEFAULT)
 
 
-@pytest.mark.parametrize(("steps", "known"), [(DEFAULT.min_steps - 1, False), (DEFAULT.min_steps, True)])
-def test_a_forward_that_is_longer_in_few_steps_is_not_surely_so(steps: int, known: bool) -> None:
-    """Fewer may be chance."""
-    assert _surely(np.full(steps, 9.0)) == known
-
-
-@pytest.mark.parametrize(("since", "known"), [(0.0, True), (0.4, False)])
-def test_a_forward_is_longer_wherever_its_rank_is_late(since: float, known: bool) -> None:
-    """A rank that was late all the time, and computes longer only since a while, was late for something else."""
-    assert _surely(9.0 * (np.arange(200) >= since * 200)) == known
-
-
-@pytest.mark.parametrize(("longer", "known"), [(9.0, True), (6.0, False)])
-def test_a_forward_longer_by_a_part_of_the_delay_does_not_explain_it(longer: float, known: bool) -> None:
-    """By two thirds of what the rank is late by: the last third is no scatter."""
-    assert _surely(np.full(200, longer)) == known
-
-
-@pytest.mark.parametrize(("scatter", "known"), [(2.0, True), (39.0, False)])
-def test_a_forward_is_not_surely_longer_where_batches_differ_by_more(scatter: float, known: bool) -> None:
-    """Typically it takes 9 ms more, and in two steps of three as much as 30 less or 48 more: that is chance."""
-    assert _surely(9.0 + scatter * (np.arange(60) % 3 - 1)) == known
-
-
-@pytest.mark.parametrize(("host", "known"), [(15.0, False), (1.0, True)])
-def test_a_forward_that_ran_as_it_was_launched_is_its_hosts_doing(host: float, known: bool) -> None:
-    """Its GPU waited for a host that took about as long to launch; one that had it all at once computed that long."""
-    assert _surely(np.full(60, 9.0), host) == known
+@pytest.mark.parametrize(
+    ("longer_ms", "host_ms", "known"),
+    [
+        pytest.param(np.full(DEFAULT.min_steps, 9.0), None, True, id="in enough steps"),
+        pytest.param(np.full(DEFAULT.min_steps - 1, 9.0), None, False, id="fewer may be chance"),
+        pytest.param(9.0 * (np.arange(200) >= 80), None, False, id="it was late before, for something else"),
+        pytest.param(np.full(200, 6.0), None, False, id="the last third of the delay is no scatter"),
+        pytest.param(9.0 + 2.0 * (np.arange(60) % 3 - 1), None, True, id="batches differ by little"),
+        pytest.param(9.0 + 39.0 * (np.arange(60) % 3 - 1), None, False, id="batches differ by more: chance"),
+        pytest.param(np.full(60, 9.0), 15.0, False, id="its host took as long to launch"),
+        pytest.param(np.full(60, 9.0), 1.0, True, id="all was launched at once"),
+    ],
+)
+def test_a_forward_is_surely_longer_where_it_explains_the_delay(longer_ms: Any, host_ms: Any, known: bool) -> None:
+    assert _surely(longer_ms, host_ms) == known
 
 
 def test_each_turn_of_both_is_reported_whatever_a_host_did_at_the_start() -> None:

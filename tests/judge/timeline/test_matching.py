@@ -368,24 +368,17 @@ def named(run: Run) -> tuple[str, tuple[int, ...], str | None, float]:
     return verdict.kind, verdict.ranks, verdict.cause, round(verdict.cost_ms_per_step or 0.0, 1)
 
 
-def test_a_late_start_is_named_as_a_late_call_is() -> None:
+@pytest.mark.parametrize(
+    "how",
+    [{}, {"computed_ns": 3_000_000}, {"each": 2}],
+    ids=["awaited at once", "computing comes between", "two a step"],
+)
+def test_a_late_start_is_named_as_a_late_call_is(how: dict[str, int]) -> None:
     """Started and awaited, collectives name whom they name where they block, with its cause and cost."""
     run = make(SLOW)
     assert named(run)[:3] == ("straggler", (2,), "compute")
-    assert named(split(run)) == named(run)
-
-
-def test_what_is_computed_after_the_start_is_self_time() -> None:
-    """Waits that come long after the starts are for the same rank, at the same cost."""
-    run = make(SLOW)
-    assert named(split(run, computed_ns=3_000_000)) == named(run)
-
-
-def test_collectives_awaited_together_are_one() -> None:
-    """Two that are started and then awaited one after the other are met once a step."""
-    run = make(SLOW)
-    assert named(split(run, each=2)) == named(run)
-    assert judge(split(run, each=2)).job.steps == judge(run).job.steps
+    assert named(split(run, **how)) == named(run)
+    assert judge(split(run, **how)).job.steps == judge(run).job.steps
 
 
 def test_an_even_job_stays_balanced() -> None:

@@ -40,8 +40,7 @@ def looked_at(run: Run, *looks: tuple[int, float, str]) -> Run:
 
 
 def test_an_ended_stall_is_reported_with_its_rank_and_its_place() -> None:
-    """The whole job is balanced, and yet a note says from when to when it stalled, for which rank, and which file
-    has the stack."""
+    """The job is balanced, and yet a note says when it stalled, for which rank, and which file has the stack."""
     report = judge(looked_at(stalled(25.0), (1, 3.0, STACK), (0, 5.0, STACK), (1, 5.0, STACK)))
     assert [verdict.kind for verdict in report.verdicts] == ["balanced"]
     assert [note.split("; ") for note in report.notes] == [

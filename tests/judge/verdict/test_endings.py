@@ -194,10 +194,35 @@ def test_the_kernel_s_word_says_who_died_first(ends: list[tuple[float, int]], sa
     assert endings.of(told_by_the_kernel(*ends)) == (f"exit code 137 (SIGKILL); {said}", to_do)
 
 
-def test_a_rank_s_exception_comes_before_whatever_it_caused() -> None:
-    """Its process may end after all others: MPI_Abort returns last."""
-    first, how = endings.first_to_die(told_by_the_kernel((1, 15), (2, 15), (30, 256), raised=2))
-    assert (first, how) == ([2], " (raised ValueError at job.py:14), 1.0 ms before ranks 0 and 1")
+INTERRUPTED = {"words": "raised KeyboardInterrupt at train.py:3"}
+
+
+@pytest.mark.parametrize(
+    ("ends", "raised", "first", "how"),
+    [
+        # A rank's exception comes before whatever it caused: its process may end after all others.
+        ([(1, 15), (2, 15), (30, 256)], {"raised": 2}, [2], " (raised ValueError at job.py:14), 1.0 ms before ranks 0"),
+        # One of a rank whose peer was killed comes after that: it saw the connection closed before the agent did.
+        ([(300, 15), (20, 9)], {"raised": 0}, [1], " (SIGKILL)"),
+        ([(300, 15), (20, 139)], {"raised": 0}, [1], " (SIGSEGV)"),
+        ([(900, 256), (69, 9), (900, 256)], {"raised": 0}, [1], " (SIGKILL), a moment before ranks 0 and 2"),
+        # MPI_Abort kills the others before it returns.
+        ([(300, 15), (20, 9)], {"raised": 0, "words": "mpi_abort"}, [0], " (called MPI_Abort), 20.0 ms before rank 1"),
+        # An interrupt of one rank is its own; a Ctrl-C reaches all, and which is first says nothing.
+        ([(30, 2), (20, 15)], {"raised": 0, **INTERRUPTED}, [0], " (raised KeyboardInterrupt at train.py:3)"),
+        ([(30, 2), (20, 2)], {"raised": -1, **INTERRUPTED}, [], ""),
+    ],
+)
+def test_who_died_first_by_exceptions_and_signals(
+    ends: list[tuple[float, int]], raised: dict[str, Any], first: list[int], how: str
+) -> None:
+    found = endings.first_to_die(told_by_the_kernel(*ends, **raised))
+    assert (found[0], found[1][: len(how)]) == (first, how)
+
+
+def test_who_called_mpi_abort_ended_the_job() -> None:
+    said, _ = endings.of(told_by_the_kernel((300, 15), (20, 9), raised=0, words="mpi_abort"))
+    assert said == "exit code 137 (SIGKILL); rank 0 on node0 ended it by MPI_Abort"
 
 
 HOSTILE = "raised ValueError at job.py:14: \x1b[31mno room\n<script>alert(1)</script>\u202e"
@@ -230,28 +255,6 @@ def test_a_message_of_another_exception_is_not_shown() -> None:
     assert "gone" not in (endings.of(run)[0] or "")
 
 
-@pytest.mark.parametrize("status", [9, 139])
-def test_an_exception_of_a_rank_whose_peer_was_killed_comes_after_that(status: int) -> None:
-    """It saw the connection closed before the agent saw the process gone, and left after it."""
-    first, how = endings.first_to_die(told_by_the_kernel((300, 15), (20, status), raised=0))
-    assert first == [1]
-    assert "SIG" in how
-
-
-def test_a_rank_that_asked_for_the_end_of_the_others_is_first() -> None:
-    """MPI_Abort kills them before it returns."""
-    run = told_by_the_kernel((300, 15), (20, 9), raised=0, words="mpi_abort")
-    assert endings.first_to_die(run)[0] == [0]
-    assert " ended it by MPI_Abort" in (endings.of(run)[0] or "")
-
-
-def test_an_interrupt_of_one_rank_is_its_own_and_of_all_the_jobs() -> None:
-    """A Ctrl-C reaches all ranks, and whichever is first says nothing."""
-    words = "raised KeyboardInterrupt at train.py:3"
-    assert endings.first_to_die(told_by_the_kernel((30, 2), (20, 15), raised=0, words=words))[0] == [0]
-    assert endings.first_to_die(told_by_the_kernel((30, 2), (20, 2), raised=-1, words=words))[0] == []
-
-
 def test_a_rank_that_died_alone_is_reported() -> None:
     """No other rank's end is known."""
     run = told_by_the_kernel((0, 139), (0, 0))
@@ -259,12 +262,6 @@ def test_a_rank_that_died_alone_is_reported() -> None:
     run.rank_states["exit_status"][1] = -1
     run.rank_states["life"][1] = FINISHED
     assert endings.first_to_die(run) == ([0], " (SIGSEGV)")
-
-
-def test_an_exception_that_a_death_caused_is_not_taken_for_the_first() -> None:
-    """A killed rank's peers lose their connection to it before an agent knows of its end."""
-    first, how = endings.first_to_die(told_by_the_kernel((900, 256), (69, 9), (900, 256), raised=0))
-    assert (first, how) == ([1], " (SIGKILL), a moment before ranks 0 and 2")
 
 
 def test_gone_in_one_observation_without_more_is_not_known() -> None:

@@ -1,6 +1,7 @@
-"""Ranks bound to too few CPUs: a verdict with its cost and the command that helps; none of them is slow."""
+"""Ranks that share CPUs: who lacks one, who sleeps, and what to do."""
 
 import json
+import re
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -9,11 +10,14 @@ import numpy as np
 import pytest
 from hindmost_collector.report import columns, text
 from hindmost_collector.report.verdict_lines import of_verdict
+from hindmost_judge.encoding import chosen
 from hindmost_judge.judge import judge
-from hindmost_judge.model import Run
-from hindmost_judge.verdict import advice
-from hindmost_judge.verdict.schema import Verdict
+from hindmost_judge.model import FINISHED, METRICS, Run, Table, empty
+from hindmost_judge.settings import DEFAULT
+from hindmost_judge.verdict import advice, oversubscribed
+from hindmost_judge.verdict.schema import Report, Verdict
 
+from tests.runs import blocks_of
 from tests.scenarios.loads import Load, make, metrics
 
 QUEUE = "hindmost_process_runqueue_seconds_total"
@@ -187,8 +191,7 @@ def test_ranks_in_a_quota_of_fewer_cpus_share_it(stopped: float, group: str, ran
 
 @pytest.mark.parametrize(("cpus", "quota", "others"), [("0-7", True, False), ("0-7", False, True), ("0", False, True)])
 def test_other_processes_are_left_out_where_a_quota_holds_all_ranks(cpus: str, quota: bool, others: bool) -> None:
-    """What these use is what the quota leaves; in a short job its stops are sampled once, which is no rate. CPUs of a
-    binding are open to other processes, too."""
+    """What these use is what the quota leaves; a single sample of its stops is no rate."""
     slow = make(Load(ranks=2, steps=150, faults=[{"rank": 0, "compute": 6.0}]))
     run = bound(slow, {0: cpus, 1: cpus}, of=2, used=0.05)
     info = "hindmost_process_cpu_cgroup_info"
@@ -254,3 +257,445 @@ def test_what_cpu_time_costs_from_the_first_step_on_is_the_least() -> None:
     assert (found["ranks"], found["cause"]) == ([1], "compute")
     assert found["evidence"][-1] == "COST is the least: on these full CPUs 1 ms of CPU time costs 1 to 2 ms"
     assert of_verdict(found | {"evidence": []}).cost.startswith("at least 3.6 of ")
+
+
+CPUS = 2
+LATE_MS = 30.0
+
+
+def crowded(
+    queued_ms: float,
+    process_cpu: float | None,
+    spinning: bool = False,
+    cpu_ms: float = 8.0,
+    late: tuple[int, ...] = (1,),
+    since: int = 0,
+) -> Run:
+    """Four ranks on two CPUs, rank 1 late by 30 ms a step of 38.3: what its main thread queued, what its process ran.
+    Those that wait for it block, or, ``spinning``, run or queue all the time."""
+    faults = [{"rank": rank, "blocked": LATE_MS, "from": since} for rank in late]
+    run = make(Load(kind="torch", steps=120, faults=faults))
+    mine = np.isin(run.steps["rank"], late)
+    cpu = np.where(mine, cpu_ms, 20.0 if spinning else 8.0)
+    queue = np.where(mine, queued_ms, 18.0 if spinning else 0.2)
+    steps = run.steps | {"cpu_ns": (cpu * 1e6).astype(np.int64), "runqueue_ns": (queue * 1e6).astype(np.int64)}
+    rows = [("hindmost_node_cpus", "{}", 0, float(CPUS))]
+    for rank in range(4) if process_cpu is not None else ():
+        rate = process_cpu if rank in late else 0.3
+        labels = f'{{"job": "made", "rank": "{rank}"}}'
+        rows += [("hindmost_process_cpu_seconds_total", labels, tick, rate * tick) for tick in range(6)]
+    return replace(run, steps=steps, metrics=metrics(rows))
+
+
+def jostled(
+    queued: float = 0.58, spun: float = 0.013, faults: tuple[dict[str, float], ...] = (), steps: int = 150
+) -> Run:
+    """Four ranks on two CPUs that others use as well: all sleep 2 ms a step, rank 1 sleeps 7, and then all are in the
+    queue for a CPU, in a transfer of 7 ms; ``queued`` are the s/s that rank 1's process is, ``spun`` what it runs."""
+    asleep = [{"rank": rank, "blocked": 7.0 if rank == 1 else 2.0} for rank in range(4)] + list(faults)
+    rows = [("hindmost_node_cpus", "{}", 0, float(CPUS))]
+    for rank in range(4):
+        labels = f'{{"job": "made", "rank": "{rank}"}}'
+        rates = {"runqueue": queued, "cpu": spun} if rank == 1 else {"runqueue": 0.83, "cpu": max(spun, 0.04)}
+        for name, rate in rates.items():
+            rows += [(f"hindmost_process_{name}_seconds_total", labels, tick, rate * tick) for tick in range(6)]
+    return replace(make(Load(steps=steps, compute=0.1, transfer=7.0, faults=asleep)), metrics=metrics(rows))
+
+
+def _threads_rest() -> Table:
+    """Two CPUs, and four processes whose threads use 0.1 s/s of them together."""
+    rows = [("hindmost_node_cpus", "{}", 0, float(CPUS))]
+    for rank in range(4):
+        labels = f'{{"job": "made", "rank": "{rank}"}}'
+        rows += [("hindmost_process_cpu_seconds_total", labels, tick, 0.1 * tick) for tick in range(6)]
+    return metrics(rows)
+
+
+def held_up(asleep: float, seed: int) -> Run:
+    """Two ranks on two CPUs that others use, too: in each step each queues, 25 ms on average; rank 1 sleeps."""
+    queued = np.random.default_rng(seed).exponential(25.0, (2, 200))
+    faults = [
+        {"rank": rank, "runqueue": each, "from": step, "until": step + 1}
+        for (rank, step), each in np.ndenumerate(queued)
+    ]
+    rows = [("hindmost_node_cpus", "{}", 0, float(CPUS))]
+    for rank in range(2):
+        labels = f'{{"job": "made", "rank": "{rank}"}}'
+        rows += [("hindmost_process_cpu_seconds_total", labels, tick, 0.2 * tick) for tick in range(6)]
+    asleep_too = [*faults, {"rank": 1, "blocked": asleep}]
+    return replace(make(Load(ranks=2, steps=200, faults=asleep_too)), metrics=metrics(rows))
+
+
+def said(report: Report) -> list[tuple[str, tuple[int, ...], str | None]]:
+    return [(verdict.kind, verdict.ranks, verdict.cause) for verdict in report.verdicts]
+
+
+@pytest.mark.parametrize("spinning", [True, False])
+def test_a_rank_that_sleeps_is_late_for_no_want_of_a_cpu(spinning: bool) -> None:
+    """It neither ran nor queued, nor did a thread of its process: it is named, and the evidence says so."""
+    report = judge(crowded(0.2, 0.21, spinning))
+    assert said(report) == [("straggler", (1,), "unknown")]
+    assert any("slept or was blocked for 30" in one for one in report.verdicts[0].evidence)
+    assert "what it waited for off the CPU was not measured" in report.verdicts[0].evidence
+    by = "ranks are compared by time off the CPU, not by who arrives last"
+    assert report.notes == (f"4 ranks share the 2 CPUs of node0: {by}",)
+
+
+def stacked(run: Run, *lines: str, rank: int = 1, since: int = 0) -> Run:
+    """Stacks of a rank, one a step, each with its main thread as ``idle`` or ``active`` and the line where it was.
+    Those ``in`` a line are taken in the middle of the step's call, others in the middle of the time before it."""
+    calls = chosen(run.collectives, run.collectives["rank"] == rank)
+    texts, times = [], []
+    for at, (state, where, line) in enumerate((one.split() for one in lines), since + 1):
+        begin, before = int(calls["start_ns"][at]), int(calls["start_ns"][at - 1] + calls["duration_ns"][at - 1])
+        times.append(begin + int(calls["duration_ns"][at]) // 2 if where == "in" else (before + begin) // 2)
+        texts.append(MAIN.format(state, line))
+    new = {
+        "rank": np.full(len(texts), rank, np.int32),
+        "time_ns": np.array(times, np.int64),
+        "text": np.array(texts or [""])[: len(texts)],
+    }
+    return replace(run, stacks={name: np.concatenate([run.stacks[name], new[name]]) for name in new})
+
+
+#: A process: the main thread, which has no name in some dumps.
+MAIN = 'Thread 7 ({}): "MainThread"\n    sleep (/lib/python3/time.py:1)\n    load (train.py:{})\n'
+POOL = "\nThread 8 (idle)\n    wait (mylib/pool.py:3)\n"
+
+
+def test_where_a_rank_waits_off_the_cpu_is_shown_by_its_stacks() -> None:
+    """The line of most stacks that have it off the CPU: those in which it computes do not count."""
+    run = stacked(crowded(0.2, 0.21), *["active at 5"] * 3, *["idle at 9"] * 4, "idle at 7")
+    (found,) = judge(run).verdicts
+    assert found.evidence[1] == "rank 1 was off the CPU at train.py:9, in load() in 4 of 8 stacks"
+    at = "train.py:9, in load() (4 of 8 stacks, stacks/1.txt)"
+    assert found.advice[0] == f"see what rank 1 on node0 waits for at {at}"
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [
+        (),
+        ("idle at 9", *["active at 5"] * 7),
+        ("active at 5", "active at 5"),
+        ("idle at 9", "idle at 9", "idle at 7", "idle at 7"),
+        (*["idle at 9"] * 5, *["active at 5"] * 11),
+    ],
+    ids=str,
+)
+def test_a_line_is_named_only_by_enough_stacks(seen: tuple[str, ...]) -> None:
+    """A few, or as many at another line, may be chance; a third of all is no delay of three quarters of the step."""
+    (found,) = judge(stacked(crowded(0.2, 0.21), *seen)).verdicts
+    assert "stacks" not in " ".join(found.evidence)
+    assert found.advice[0].startswith("see what rank 1 does on node0")
+
+
+@pytest.mark.parametrize(("its", "line"), [(4, "train.py:9, in load() in 4 of 15 stacks"), (0, "")])
+def test_a_line_at_which_all_ranks_sleep_is_not_where_one_is_late(its: int, line: str) -> None:
+    """All sleep 60 ms at line 5, rank 1 another 50: as many of its stacks are there as of 60 in 110 ms."""
+    asleep = [{"rank": rank, "blocked": 110.0 if rank == 1 else 60.0} for rank in range(4)]
+    run = replace(make(Load(steps=120, compute=0.1, transfer=0.3, faults=asleep)), metrics=_threads_rest())
+    seen = [*["idle at 5"] * 9, *["active at 3"] * (7 - its), *["idle at 9"] * its]
+    (found,) = judge(stacked(run, *seen)).verdicts
+    assert (found.ranks, found.partial) == ((1,), "blocked")
+    said = [one for one in found.evidence if "stacks" in one]
+    assert said == ([f"rank 1 was off the CPU at {line}"] if line else [])
+
+
+def test_the_parts_of_a_delay_off_the_cpu_are_off_the_cpu() -> None:
+    """In its stalls a rank also computes and queues, which is no part of the 800 ms that it sleeps in each."""
+    stall = {"rank": 1, "blocked": 800.0, "compute": 180.0, "runqueue": 350.0}
+    faults = [stall | {"from": at, "until": at + 1} for at in range(20, 200, 25)]
+    asleep = [{"rank": rank, "blocked": 80.0} for rank in range(4)]
+    run = replace(make(Load(steps=200, compute=0.1, transfer=0.3, faults=asleep + faults)), metrics=_threads_rest())
+    (found,) = judge(run).verdicts
+    assert (found.kind, found.ranks, found.cause, found.partial) == ("intermittent", (1,), "unknown", "blocked")
+    assert re.fullmatch(r"8\d\d ms delay in such a step, all of it off the CPU", found.evidence[1])
+    assert any(re.search(r"was blocked for 8\d\d ms in such a step", one) for one in found.evidence)
+
+
+def test_where_a_rank_waits_for_others_is_not_where_it_is_late() -> None:
+    """More stacks have it inside of the all-reduce than where it loads."""
+    (found,) = judge(stacked(crowded(0.2, 0.21), *["idle in 60"] * 9, *["idle at 9"] * 7)).verdicts
+    assert found.evidence[1] == "rank 1 was off the CPU at train.py:9, in load() in 7 of 16 stacks"
+
+
+def test_stacks_of_before_the_delay_say_nothing_about_it() -> None:
+    """Rank 1 waited at line 5 in its first steps, and became slow at step 60."""
+    run = crowded(0.2, 0.21, since=60)
+    (found,) = judge(stacked(run, *["idle at 5"] * 16)).verdicts
+    assert (found.since_step, "stacks" in " ".join(found.evidence)) == (60, False)
+    (found,) = judge(stacked(stacked(run, *["idle at 5"] * 16), *["idle at 9"] * 8, since=70)).verdicts
+    assert found.evidence[1] == "rank 1 was off the CPU at train.py:9, in load() in 8 of 8 stacks"
+
+
+@pytest.mark.parametrize("name", ['"MainThread"', ""])
+def test_a_thread_that_always_waits_is_not_where_a_rank_waits(name: str) -> None:
+    """A library's idle pool, and a main thread that computes."""
+    run = stacked(crowded(0.2, 0.21), *["active at 5"] * 4)
+    texts = [text.replace(': "MainThread"', f": {name}" if name else "") + POOL for text in run.stacks["text"].tolist()]
+    (found,) = judge(replace(run, stacks=run.stacks | {"text": np.array(texts)})).verdicts
+    assert "pool.py" not in " ".join([*found.evidence, *found.advice])
+
+
+def test_each_of_several_ranks_has_its_line_or_the_usual_advice() -> None:
+    """Ranks 1 and 2 are late alike; of rank 2 there are no stacks."""
+    run = stacked(crowded(0.2, 0.21, late=(1, 2)), *["idle at 9"] * 8)
+    (found,) = judge(run).verdicts
+    assert found.ranks == (1, 2)
+    assert [line.partition(" on node0")[0] for line in found.advice[:2]] == [
+        "see what rank 1",
+        "see what rank 2 does",
+    ]
+
+
+def test_a_rank_that_sleeps_and_computes_a_little_more_costs_what_it_sleeps() -> None:
+    """The CPU time that it needs beyond its peers, 3 of 30 ms, is the least of its delay."""
+    report = judge(crowded(0.2, 0.3, cpu_ms=11.0))
+    assert said(report) == [("straggler", (1,), "unknown")]
+    assert report.verdicts[0].cost_ms_per_step == pytest.approx(27, abs=1)
+
+
+def test_a_rank_that_slept_for_a_part_of_its_delay_is_named_for_that_part() -> None:
+    """It queued for a third of 30 ms and slept for the rest: awake, it would have come 20 ms sooner."""
+    report = judge(crowded(10.0, 0.21))
+    assert said(report) == [("straggler", (1,), "unknown")]
+    assert report.verdicts[0].cost_ms_per_step == pytest.approx(20, abs=1)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_rank_that_sleeps_is_named_where_other_programs_make_each_rank_late_in_turn(seed: int) -> None:
+    """A node has a CPU for each rank, and other programs use them: what a rank does off the CPU is its own work."""
+    report, awake = judge(held_up(10.0, seed)), judge(held_up(0.0, seed))
+    assert said(report) == [("straggler", (1,), "unknown")]
+    saved = report.job.step_ms["mean"] - awake.job.step_ms["mean"]
+    assert report.verdicts[0].cost_ms_per_step == pytest.approx(saved, rel=0.2)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_where_none_sleeps_no_rank_is_named_for_a_queue_that_other_programs_make(seed: int) -> None:
+    """They queue for 25 ms a step, now one for longer and now the other."""
+    assert [verdict.ranks for verdict in judge(held_up(0.0, seed)).verdicts] == [()]
+
+
+@pytest.mark.parametrize(
+    ("others", "do"),
+    [(1.9, "stop the other processes (the system's `top` lists them)"), (0.3, "start at most 1 rank per node")],
+)
+def test_what_to_do_follows_from_who_uses_the_cpus(others: float, do: str) -> None:
+    """Where other processes use more of them than the 1.5 that ranks use, fewer ranks would not help."""
+    run = crowded(0.2, 0.6)
+    rates = {"user": 1.5 + others, "idle": 0.1}
+    rows = [
+        ("hindmost_node_cpu_seconds_total", f'{{"mode": "{mode}"}}', tick, rate * tick)
+        for mode, rate in rates.items()
+        for tick in range(6)
+    ]
+    whole = {name: np.concatenate([column, metrics(rows)[name]]) for name, column in run.metrics.items()}
+    whole["value"][whole["name"] == "hindmost_node_cpus"] = sum(rates.values())
+    (verdict,) = judge(replace(run, metrics=whole)).verdicts
+    assert (verdict.kind, verdict.advice[0][: len(do)]) == ("insufficient_data", do)
+
+
+@pytest.mark.parametrize("process_cpu", [0.6, None])
+def test_a_rank_that_may_have_waited_for_a_cpu_is_neither_named_nor_cleared(process_cpu: float | None) -> None:
+    """Its other threads ran for long, or are unknown: ranks waited for it, for a reason that is unknown."""
+    report = judge(crowded(0.2, process_cpu))
+    assert said(report) == [("insufficient_data", (), None)]
+    assert "rank 1 late, perhaps because of that" in report.notes[0]
+    assert (
+        report.verdicts[0]
+        .evidence[0]
+        .startswith("rank 1 is last to arrive in 100 % of the collectives: others wait 30")
+    )
+
+
+@pytest.mark.parametrize(("cpu_ms", "what"), [(8.0, "off the CPU 22"), (30.0, "computing 22")])
+def test_who_used_no_more_cpu_did_not_compute(cpu_ms: float, what: str) -> None:
+    """It queued for 8 of 30 ms: its CPU time shows whether it computed or slept for the rest."""
+    (verdict,) = judge(replace(crowded(8.0, None, cpu_ms=cpu_ms), metrics=empty(METRICS))).verdicts
+    assert (verdict.ranks, verdict.cause) == ((1,), "unknown")
+    assert any(line.startswith(f"30.0 ms delay per step: {what}") for line in verdict.evidence)
+
+
+def test_where_all_queue_in_a_transfer_no_earlier_delay_is_a_missing_cpu() -> None:
+    """Its process queued for 0.58 s/s, for as much of the transfer as its peers' did: before it the rank slept."""
+    report = judge(jostled())
+    assert said(report) == [("straggler", (1,), "unknown")]
+    assert report.verdicts[0].cost_ms_per_step == pytest.approx(5.0, abs=0.2)
+
+
+def test_who_runs_in_a_transfer_as_its_peers_do_has_no_thread_that_made_it_late() -> None:
+    """Its main thread slept, and its process used 1.7 ms of CPU a step: in the transfer, as its peers' did."""
+    assert said(judge(jostled(spun=0.12))) == [("straggler", (1,), "unknown")]
+
+
+def test_peers_that_queue_for_a_while_do_not_hide_who_sleeps() -> None:
+    """Now and then the others queue before the transfer for longer than rank 1 sleeps, and then it costs nothing."""
+    spans = ((20, 42), (60, 82), (100, 122))
+    queueing = tuple(
+        {"rank": rank, "runqueue": 8.0, "from": begin, "until": end} for rank in (0, 2, 3) for begin, end in spans
+    )
+    report = judge(jostled(faults=queueing))
+    assert said(report) == [("straggler", (1,), "unknown")]
+    assert report.verdicts[0].cost_ms_per_step == pytest.approx(5.0 * 84 / 150, abs=0.3)
+
+
+def test_who_sleeps_and_is_last_no_more_than_by_chance_is_hardly_surely_costly() -> None:
+    """Each other rank queues for 15 ms in a quarter of the steps: 6 ms less would save as much."""
+    asleep = {"rank": 1, "blocked": 6.0}
+    in_turn = [
+        {"rank": rank, "runqueue": 15.0, "from": begin, "until": begin + 20}
+        for at, rank in enumerate((0, 2, 3))
+        for begin in range(20 * at, 320, 80)
+    ]
+    alone, beside = (
+        judge(replace(make(Load(steps=320, compute=0.5, transfer=3.0, faults=faults)), metrics=_threads_rest()))
+        for faults in ([asleep], [asleep, *in_turn])
+    )
+    assert said(alone) == said(beside) == [("straggler", (1,), "unknown")]
+    assert (alone.verdicts[0].confidence, beside.verdicts[0].confidence) == (0.99, 0.65)
+
+
+def test_who_only_queues_for_a_while_does_not_compute() -> None:
+    """Rank 3 stood in the queue for 20 ms a step for a while and ran for 0.1: a scheduler's doing is no computing."""
+    queueing = {"rank": 3, "runqueue": 20.0, "compute": 0.1, "from": 100, "until": 126}
+    assert said(judge(jostled(faults=(queueing,)))) == [("straggler", (1,), "unknown")]
+
+
+def test_a_process_that_queued_for_longer_than_its_transfers_take_may_have_been_late_for_it() -> None:
+    """It queued for 0.9 s/s and was in transfers for half of its time."""
+    assert said(judge(jostled(0.9))) == [("insufficient_data", (), None)]
+
+
+def test_a_cpu_wait_that_only_the_process_shows_is_neither_given_nor_excluded() -> None:
+    """Its main thread slept: no line says that it waited for a CPU where another says that this is unknown."""
+    report = judge(jostled(0.9))
+    said = " ".join([*report.verdicts[0].evidence, *report.notes])
+    assert "it may have waited for one threads of its process waited for a CPU, perhaps not while it was late" in said
+    assert "waiting for a CPU" not in said
+    assert "rank 1 late, perhaps because of that" in said
+
+
+def test_a_rank_that_is_late_in_two_segments_is_listed_once() -> None:
+    """The note says of whom it is unknown, not of how many slowdowns."""
+    segments = [{"rank": 1, "blocked": 5.0, "from": first, "until": first + 60} for first in (0, 90)]
+    load = Load(compute=0.1, transfer=7.0, faults=[*({"rank": rank, "blocked": 2.0} for rank in range(4)), *segments])
+    (note,) = judge(replace(make(load), metrics=jostled(0.9).metrics)).notes
+    assert ": rank 1 late, perhaps because of that" in note
+
+
+def test_of_few_steps_a_late_rank_is_not_cleared_by_a_wait_that_was_not_measured() -> None:
+    """Nothing says that rank 1 waited for a CPU: its delay is a third of a step, and no rank is cleared."""
+    report = judge(jostled(0.9, steps=26))
+    (verdict,) = report.verdicts
+    late = "rank 1 is last to arrive in 100 % of the collectives; the cause was not measured"
+    assert late in verdict.evidence
+    assert (verdict.kind, verdict.confidence) == ("balanced", 0.5)
+    assert of_verdict(report.to_dict()["verdicts"][0]).head == "UNSURE"
+    assert "rank 1 late, perhaps because of that" in report.notes[0]
+
+
+def test_a_rank_of_which_a_step_is_missing_is_not_the_one_that_is_waited_for_most() -> None:
+    """Unknown time counts as no waiting: the rank with most CPU time that makes the others wait is still reported."""
+    blocks = blocks_of(make(Load(compute=8.0, faults=[{"rank": 1, "compute": 4.0}])))
+    caused = blocks.caused.copy()
+    caused[3, 5] = np.nan
+    reported = oversubscribed.asking_most(replace(blocks, caused=caused), DEFAULT)
+    assert [one.ranks for one in reported] == [(1,)]
+
+
+@pytest.mark.parametrize("steps", [26, 300])
+def test_a_rank_seen_to_wait_for_a_cpu_is_reported_without_blame(steps: int) -> None:
+    """The main thread queued for as long as it was late: that is measured, and the headline need not doubt it."""
+    report = judge(make(Load(steps=steps, compute=3.0, cpus=CPUS, faults=[{"rank": 1, "runqueue": 5.0}])))
+    (verdict,) = report.verdicts
+    assert verdict.kind == "balanced"
+    assert any("last to arrive in 100 % of the collectives, waiting for a CPU" in line for line in verdict.evidence)
+    assert not any("not sure" in line or "not measured" in line for line in verdict.evidence)
+    assert report.notes == ("4 ranks share the 2 CPUs of node0: rank 1 late because of that",)
+
+
+def test_a_rank_that_sleeps_now_and_then_is_named_at_what_it_costs() -> None:
+    """It sleeps 6 ms in some steps; where others are in the queue meanwhile, it costs as much less."""
+    costs = []
+    for queued_ms in (0.0, 3.0):
+        run = make(Load(steps=300, compute=0.5, transfer=3.0, faults=_dozing(queued_ms)))
+        report = judge(replace(run, metrics=_threads_rest()))
+        assert said(report) == [("intermittent", (1,), "unknown")]
+        costs.append(report.verdicts[0].cost_ms_per_step)
+    assert costs == [pytest.approx(6 / 4, abs=0.1), pytest.approx(3 / 4, abs=0.1)]
+
+
+def test_a_rank_that_sleeps_long_a_few_times_is_named() -> None:
+    """Seven stops of 250 ms are more than turns of a scheduler."""
+    run = make(
+        Load(steps=180, compute=2.0, transfer=40.0, jostle=4.0, faults=[{"rank": 1, "blocked": 250.0, "every": 25}])
+    )
+    report = judge(replace(run, metrics=_threads_rest()))
+    assert said(report) == [("intermittent", (1,), "unknown")]
+    assert report.verdicts[0].cost_ms_per_step == pytest.approx(250 / 25, rel=0.15)
+
+
+def test_who_sleeps_while_all_others_queue_is_not_named() -> None:
+    """No rank waits for it: its sleep is no more than a note."""
+    faults = [{"rank": 1, "blocked": 6.0}, *({"rank": rank, "runqueue": 9.0} for rank in (0, 2, 3))]
+    report = judge(replace(make(Load(steps=300, compute=2.0, faults=faults)), metrics=_threads_rest()))
+    assert said(report) == [("balanced", (), None)]
+    assert "rank 1 slept 6.0 ms per step while others waited for a CPU: no cost" in report.notes
+
+
+def test_an_unmeasured_interval_is_not_one_without_sleep() -> None:
+    """In every other step rank 1's work is unknown: it sleeps in all known steps, not in half of all."""
+    run = make(Load(steps=300, compute=2.0, faults=[{"rank": 1, "blocked": 6.0}]))
+    unknown = (run.collectives["rank"] == 1) & (run.collectives["seq"] % 2 == 0) & (run.collectives["seq"] < 200)
+    unmeasured = {name: np.where(unknown, -1, run.collectives[name]) for name in ("cpu_ns", "runqueue_ns")}
+    report = judge(replace(run, collectives=run.collectives | unmeasured, metrics=_threads_rest()))
+    assert said(report) == [("straggler", (1,), "unknown")]
+    assert report.verdicts[0].since_step == 0
+
+
+def _dozing(queued_ms: float) -> list[dict[str, float]]:
+    queueing = [{"rank": rank, "runqueue": queued_ms, "every": 4} for rank in (0, 2, 3)]
+    return [{"rank": 1, "blocked": 6.0, "every": 4}, *queueing]
+
+
+def beside(slow_ms: float, *faults: dict[str, float]) -> Run:
+    """Ranks 0 and 2 train in parallel with 1 and 3 on two CPUs; rank 2 is late by so much, 1 and 3 have ``faults``."""
+    pair = make(Load(kind="torch", ranks=2, steps=80, names=[0, 2], faults=[{"rank": 1, "compute": slow_ms}]))
+    other = make(Load(kind="torch", ranks=2, steps=80, names=[1, 3], seed=5, compute=6.0, faults=list(faults)))
+    calls = other.collectives | {"comm": other.collectives["comm"] + np.uint64(1)}
+    joined = {
+        name: {column: np.concatenate([mine[column], theirs[column]]) for column in mine}
+        for name, mine, theirs in (
+            ("ranks", pair.ranks, other.ranks),
+            ("steps", pair.steps, other.steps),
+            ("collectives", pair.collectives, calls),
+        )
+    }
+    crowd = make(Load(steps=3, cpus=CPUS)).metrics  # they meet in the queue for a CPU, if nowhere else
+    return replace(pair, job=replace(pair.job, world_size=4), metrics=crowd, **joined)
+
+
+def test_of_two_sets_of_ranks_the_slower_ones_steps_are_the_jobs() -> None:
+    """A rank of one set is named, and its cost set against that set's steps: never more than all of their time."""
+    report = judge(beside(30.0))
+    assert said(report) == [("straggler", (2,), "compute")]
+    assert report.verdicts[0].cost_ratio == pytest.approx(30 / 38.5, abs=0.02)
+    assert said(judge(beside(0.0))) == [("balanced", (), None)]
+
+
+def test_a_rank_that_made_all_steps_has_not_left() -> None:
+    """The faster set ends long before the other: the job is judged as one."""
+    run = beside(30.0)
+    states = {"rank": np.arange(4), "life": np.full(4, FINISHED), "time_ns": np.zeros(4, np.int64)}
+    states |= {name: np.zeros(4, column.dtype) for name, column in run.rank_states.items() if name not in states}
+    report = judge(replace(run, rank_states=states))
+    assert said(report) == [("straggler", (2,), "compute")]
+    assert not any("each part" in note for note in report.notes)
+
+
+def test_a_rank_is_not_measured_by_the_one_peer_that_mirrors_it() -> None:
+    """Rank 3 was late for a while, so that every rank is a suspect: rank 0 is as far ahead as rank 2 is behind."""
+    run = beside(30.0, {"rank": 1, "compute": 2.0, "from": 40, "until": 48})
+    assert said(judge(run)) == [("straggler", (2,), "compute")]

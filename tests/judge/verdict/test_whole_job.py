@@ -1,4 +1,4 @@
-"""Verdicts that name no rank or a whole node: uneven work, hosts that launch too slowly, noisy nodes."""
+"""Verdicts on a job as a whole: its hosts, its input, all ranks or most of them."""
 
 import re
 from dataclasses import replace
@@ -8,13 +8,15 @@ import numpy as np
 import pytest
 from hindmost_collector.recordings import tables
 from hindmost_collector.report import text
-from hindmost_collector.simulate import Fault, Scenario, simulate
+from hindmost_collector.report.verdict_lines import of_verdict
+from hindmost_collector.simulate import Fault, Noise, Scenario, simulate
 from hindmost_judge.detect import Case
 from hindmost_judge.detect import host_bound as host_bound_of
 from hindmost_judge.judge import judge
-from hindmost_judge.model import FINISHED, RUNNING, VANISHED, Run, Table
+from hindmost_judge.model import FINISHED, RUNNING, TABLES, VANISHED, Run, Table, empty
 from hindmost_judge.settings import DEFAULT
-from hindmost_judge.verdict.schema import Verdict
+from hindmost_judge.verdict import all_slower
+from hindmost_judge.verdict.schema import Report, Slowed, Verdict
 
 from tests.runs import blocks_of, only_verdict
 from tests.scenarios.loads import Load, make, metrics
@@ -174,8 +176,7 @@ def test_a_finished_rank_holds_no_rank_up_any_more(life: int, kind: str) -> None
 
 
 def test_a_job_that_goes_on_with_fewer_ranks_is_judged_by_periods() -> None:
-    """The slow process was rank 2 of three, and is rank 1 of two since rank 0 died: both are reported, with their
-    time."""
+    """The slow process was rank 2 of three, and is rank 1 of two since rank 0 died: both are reported."""
     first = make(Load(kind="torch", ranks=3, steps=60, faults=[{"rank": 2, "compute": 5.0}]))
     second = make(Load(kind="torch", ranks=2, steps=80, names=[1, 2], faults=[{"rank": 0, "compute": 5.0}]))
     later = int((first.steps["start_ns"] + first.steps["duration_ns"]).max()) + 10**9
@@ -216,8 +217,7 @@ def test_how_to_load_ahead_is_said_for_the_loader_that_there_is(framework: str, 
 
 @pytest.mark.parametrize(("workers", "waits"), [(4, 40.0), (8, 80.0)])
 def test_input_of_workers_that_deliver_in_turn_limits_the_job(workers: int, waits: float) -> None:
-    """All are as slow: their rank waits for the first of each turn and has the others' batches at once. In most steps
-    no rank waits, or some other one, and all ranks lose 10 ms a step."""
+    """All are as slow: their rank waits for the first of each turn. All ranks lose 10 ms a step."""
     turns = [{"rank": rank, "input": waits, "every": workers} for rank in range(2)]
     (limited,) = judge(make(Load(kind="torch", ranks=2, steps=200, compute=4.0, faults=turns))).verdicts
     assert limited.kind == "input_bound"
@@ -294,3 +294,124 @@ def test_threads_of_an_oversubscribed_rank_wait_for_a_cpu_too() -> None:
     """The main thread waits in backward for a thread without a CPU; but a rank that computes more also queues more."""
     assert found(starvation(4.0)) == [("straggler", (1,), "cpu_contention")]
     assert found(starvation(16.0)) == [("straggler", (1,), "compute")]
+
+
+def _job(cause: str, onset: int, layout: str = "dp", end: int | None = None) -> Scenario:
+    return Scenario(8, 160, 3, layout, tensor=2, faults=(Fault(cause, (0, 1, 2, 3, 4, 5), 0.2, onset, end),))
+
+
+@pytest.mark.parametrize("cause", ["compute", "input"])
+def test_most_ranks_slow_from_the_start_are_no_all_clear(cause: str) -> None:
+    """Whether two ranks have less to do or six are slow is unknown: the report says so, and names no rank."""
+    report = judge(simulate(_job(cause, 0)).run)
+    (verdict,) = report.verdicts
+    assert (verdict.kind, verdict.ranks) == ("balanced", ())
+    assert verdict.evidence[0].startswith("ranks 6 and 7 are ")
+    assert "faster than the other 6: they have less work, or these are slow" in verdict.evidence[0]
+    assert not any("costs nothing" in note for note in report.notes)
+    assert of_verdict(report.to_dict()["verdicts"][0]).head == "UNSURE"
+
+
+def test_of_three_ranks_too_whether_one_is_fast_or_two_are_slow_is_unknown() -> None:
+    """As of eight: delays do not show which."""
+    faults = tuple(Fault("compute", (rank,), 0.12) for rank in (1, 2))
+    (verdict,) = judge(simulate(Scenario(3, 200, 1, "dp", faults=faults)).run).verdicts
+    assert (verdict.kind, verdict.ranks) == ("balanced", ())
+    assert "faster than the other 2: it has less work, or these are slow" in verdict.evidence[0]
+
+
+def test_a_rank_that_may_wait_for_its_peers_makes_no_rank_slow() -> None:
+    """Of a pair that shares tensors one becomes slow and the other waits for it, in unmarked steps."""
+    job = Scenario(8, 104, 1, "tp_dp", tensor=2, faults=(Fault("compute", (3,), 0.06, 80),))
+    run = simulate(job).run
+    unmarked = {**run.collectives, "step": np.full(len(run.collectives["rank"]), -1)}
+    (verdict,) = judge(replace(run, collectives=unmarked, steps=empty(TABLES["steps"]))).verdicts
+    assert set(verdict.ranks) <= {3}
+
+
+_ALL = tuple(range(8))
+
+
+def _report(*faults: Fault, steps: int = 150, **more: object) -> Report:
+    return judge(simulate(Scenario(8, steps, 77, faults=faults, **more)).run)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("end", [None, 110])
+def test_a_slowdown_of_all_ranks_is_reported_with_its_onset(end: int | None) -> None:
+    """The verdict names no rank; the note and the JSON say since when, how much longer, and which phases grew."""
+    report = _report(Fault("compute", _ALL, 0.2, 60, end))
+    (verdict,) = report.verdicts
+    assert (verdict.kind, verdict.ranks) == ("balanced", ())
+    shown = text.render(report.to_dict(), width=200)
+    assert ("SLOW   all ranks, since step 60" in shown) == (end is None)
+    assert ("NOTE   steps 60 to 110 took 1" in shown) == (end is not None)
+    assert ("ms on every rank; longer: GPU backward" in shown) == (end is not None)
+    assert "longer: GPU backward 12" in shown
+    reported = report.to_dict()["job"]["slowed"]
+    assert (reported["since_step"], reported["until_step"]) == (60, end)
+    assert reported["step_ms"] / reported["was_ms"] == pytest.approx(1.19, abs=0.02)
+    assert set(reported["phases_ms"]) >= {"gpu_forward", "gpu_backward"}
+
+
+def test_a_job_of_one_rank_that_became_slower_is_told_when_by_how_much_and_in_what() -> None:
+    """It has no peer, and its own past: that is what the report is about."""
+    report = judge(make(Load(kind="torch", ranks=1, steps=150, faults=[{"rank": 0, "compute": 4.0, "from": 60}])))
+    shown = text.render(report.to_dict(), width=200)
+    assert "SLOW   since step 60: steps take" in shown
+    assert "WHY    longer: backward 2" in shown
+    assert "DO     find what changed at step 60" in shown
+    assert not report.notes
+    assert judge(make(Load(kind="torch", ranks=1, steps=150))).job.slowed is None
+
+
+def test_what_grew_is_called_as_in_evidence() -> None:
+    """A key of the JSON is no word for a reader."""
+    slowed = Slowed(488, 590, 8.3, 11.9, {"device_copy": 1.7, "gpu_backward": 0.5})
+    (note,) = all_slower.slowed_note(slowed, [])
+    assert note.endswith("; longer: copy call 1.7 ms, GPU backward 0.5 ms")
+
+
+def test_a_rank_that_became_slow_is_no_slow_down_of_all() -> None:
+    """Its verdict says what the steps became longer by."""
+    report = _report(Fault("compute", (3,), 0.2, 60))
+    assert report.verdicts[0].ranks == (3,)
+    assert report.job.slowed is None
+
+
+def test_where_verdicts_cost_more_than_steps_take_nothing_is_left_to_have_slowed_down() -> None:
+    """A mean cost of few long stalls is more than most steps take: "-42046 % longer" is no answer."""
+    run = simulate(Scenario(8, 150, 77, faults=(Fault("compute", _ALL, 0.2, 60),))).run
+    built = blocks_of(run)
+    assert all_slower.find_slowed(built, []) is not None
+    stalls = replace(judge(run).verdicts[0], kind="intermittent", since_step=0, cost_ms_per_step=1000.0)
+    assert all_slower.find_slowed(built, [stalls]) is None
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_calm_or_a_wandering_job_did_not_become_slow(seed: int) -> None:
+    """Neither noise, nor sequence lengths that vary, nor checkpoints are a slow-down of all."""
+    noise = Noise(wandering=0.03, wandering_memory=0.99) if seed % 2 else Noise()
+    job = Scenario(8, 200, seed, noise=noise, varying_lengths=0.2 * (seed % 3 == 0), checkpoint_every=50)
+    assert judge(simulate(job).run).job.slowed is None
+
+
+def test_what_rises_slowly_has_no_onset() -> None:
+    """A ramp is longer in its second half, but since no step; a step of the same height is."""
+    ramp, sharp = 1.0 + np.linspace(0, 0.4, 200), np.where(np.arange(200) < 80, 1.0, 1.2)
+    assert all_slower.slowed_period(ramp) is None
+    assert all_slower.slowed_period(sharp) == slice(80, 200)
+
+
+@pytest.mark.parametrize(("longer", "reported"), [(0.03, False), (0.07, True)])
+def test_some_per_cent_longer_are_no_slow_down(longer: float, reported: bool) -> None:
+    """Clocks and neighbours make that of a healthy job: it is reported from a twentieth on."""
+    period = np.where(np.arange(200) < 80, 1.0, 1.0 + longer)
+    assert all_slower.slowed_period(period) == (slice(80, 200) if reported else None)
+
+
+@pytest.mark.parametrize(("every", "reported"), [(14, True), (7, False)])
+def test_steps_that_are_as_long_now_and_then_are_a_slow_down_s_like(every: int, reported: bool) -> None:
+    """Where more than a tenth of the steps before was as long, as a regular part of the job, it did not become slow."""
+    period = np.where(np.arange(200) < 80, 1.0, 1.2)
+    period[3:80:every] = 1.25
+    assert all_slower.slowed_period(period) == (slice(80, 200) if reported else None)

@@ -35,25 +35,15 @@ def _report(*faults: dict[str, float], kind: str = "mpi", ranks: int = 4, comput
     ("when", "said"),
     [
         ({}, "per step (2"),
-        ({"from": 60}, "per step since step 60 (2"),
-        ({"from": 60, "until": 120}, "per step in these steps (2"),
-    ],
-)
-def test_a_cost_is_that_of_the_steps_in_which_the_fault_acted(when: dict[str, float], said: str) -> None:
-    """The cost is of the whole job only where the fault acted in all of it."""
-    assert said in _report({"rank": 1, "compute": 3.0, **when})
-
-
-@pytest.mark.parametrize(
-    ("when", "said"),
-    [
         ({}, "WHY CPU time"),
+        ({"from": 60}, "per step since step 60 (2"),
         ({"from": 60}, "WHY since step 60, CPU time"),
+        ({"from": 60, "until": 120}, "per step in these steps (2"),
         ({"from": 60, "until": 120}, "WHY in these steps, CPU time"),
     ],
 )
-def test_numbers_of_some_steps_say_of_which(when: dict[str, float], said: str) -> None:
-    """The table is of all steps, and differs."""
+def test_cost_and_evidence_say_of_which_steps_they_are(when: dict[str, float], said: str) -> None:
+    """Of the whole job only where the fault acted in all of it; the table is of all steps, and differs."""
     assert said in _report({"rank": 1, "compute": 3.0, **when})
 
 

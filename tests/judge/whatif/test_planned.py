@@ -132,35 +132,34 @@ def test_who_writes_after_a_steps_collectives_holds_up_the_next() -> None:
     assert float(left.max() / after.step_ns) < 0.1
 
 
-def test_of_several_that_write_at_once_only_the_usual_time_is_planned() -> None:
-    """One of six in a job of sixteen takes three times as long as the others: two thirds of that are its own."""
-    every = slice(10, None, 25)
-    made = _writing(16, {rank: (every, 3.0 if rank == 2 else 1.0) for rank in range(6)})
-    assert _late(made, 2) == pytest.approx(2.0, abs=0.1)
-    assert _late(made, 3) < 0.1
+EVERY = slice(10, None, 25)
 
 
-def test_where_most_write_they_are_compared_with_each_other() -> None:
-    """Who takes longer than its peers over what all do is late."""
-    every = slice(10, None, 25)
-    made = _writing(8, {rank: (every, 3.0 if rank == 2 else 1.0) for rank in range(8)})
-    assert _late(made, 2) == pytest.approx(3.0, abs=0.1)
+@pytest.mark.parametrize(
+    ("ranks", "written", "late"),
+    [
+        # Of six in a job of sixteen that write at once one takes three times as long: two thirds of that are its own.
+        (16, {rank: (EVERY, 3.0 if rank == 2 else 1.0) for rank in range(6)}, {2: 2.0, 3: 0.0}),
+        # Where most write they are compared with each other: who takes longer over what all do is late.
+        (8, {rank: (EVERY, 3.0 if rank == 2 else 1.0) for rank in range(8)}, {2: 3.0}),
+        # One of two may write for both; of two that both write the slower is late, also by one of the next step.
+        (2, {0: (EVERY, 3.0)}, {0: 0.0}),
+        (2, {0: (EVERY, 1.0), 1: (EVERY, 3.0)}, {1: 3.0}),
+        (2, {0: (EVERY, 1.0), 1: (slice(11, None, 25), 3.0)}, {1: 3.0}),
+    ],
+)
+def test_only_the_usual_time_of_who_writes_for_others_is_planned(
+    ranks: int, written: dict[int, tuple[slice, float]], late: dict[int, float]
+) -> None:
+    made = _writing(ranks, written)
+    assert {rank: _late(made, rank) for rank in late} == pytest.approx(late, abs=0.1)
 
 
-def test_one_of_two_may_write_for_both() -> None:
-    """It is no rank's fault, as with more ranks; what else makes it late stays."""
-    every = slice(10, None, 25)
-    assert _late(_writing(2, {0: (every, 3.0)}), 0) < 0.1
-    slow = _writing(2, {0: (every, 1.0)})
-    slow.delay[0, every] += 2 * slow.step_ns
+def test_what_else_makes_one_of_two_late_stays() -> None:
+    """That it writes for both is no rank's fault."""
+    slow = _writing(2, {0: (EVERY, 1.0)})
+    slow.delay[0, EVERY] += 2 * slow.step_ns
     assert _late(slow, 0) == pytest.approx(2.0, abs=0.1)
-
-
-@pytest.mark.parametrize("later", [0, 1])
-def test_of_two_that_both_write_the_slower_is_late(later: int) -> None:
-    """Its checkpoint may be of the next step, where it ends one that began in this."""
-    first, second = slice(10, None, 25), slice(10 + later, None, 25)
-    assert _late(_writing(2, {0: (first, 1.0), 1: (second, 3.0)}), 1) == pytest.approx(3.0, abs=0.1)
 
 
 def test_one_of_two_may_evaluate_for_both() -> None:

@@ -1,4 +1,4 @@
-"""Why a GPU is slow: its metrics while it is, or that it idles for its host."""
+"""Which measurement explains a delay: a slow or idle GPU, files, memory."""
 
 from dataclasses import replace
 
@@ -9,6 +9,8 @@ from hindmost_judge.causes.table import with_gpu_idle
 from hindmost_judge.judge import judge
 from hindmost_judge.model import Run
 from hindmost_judge.verdict.schema import Verdict
+
+from tests.runs import only_verdict
 
 
 def slow(cause: str, **more: int) -> Run:
@@ -84,8 +86,7 @@ def test_a_rank_that_does_not_know_its_gpu_was_seen_on_it() -> None:
 
 
 def test_a_gpu_that_is_slow_in_everything_may_be_shared_unnoticed() -> None:
-    """Where the owners of a GPU's memory were not recorded, a rank's own code is not blamed for what slows all work
-    there."""
+    """Where owners of a GPU's memory were not recorded, no rank's code is blamed for what slows all work."""
     run = slow("gpu_contention")
     kept = np.char.find(run.metrics["name"], "memory") < 0
     verdict = the(replace(run, metrics={name: column[kept] for name, column in run.metrics.items()}))
@@ -139,19 +140,95 @@ def test_a_host_that_is_late_for_an_unknown_reason_is_said_to_be() -> None:
     assert any("its CPU launched work late" in sentence for sentence in verdict.evidence)
 
 
-def test_what_the_host_is_known_to_have_done_is_not_idling_too() -> None:
-    """Of 20 ms in which a GPU idles 15 of input leave 5, and computing what is left of the delay."""
-    shares = with_gpu_idle({"input": 15.0, "compute": 12.0}, 20.0, 30.0)
-    assert shares == {"input": 15.0, "compute": 10.0, "idle": 5.0}
+@pytest.mark.parametrize(
+    ("shares", "idle", "delay", "found"),
+    [
+        ({"input": 15.0, "compute": 12.0}, 20.0, 30.0, {"input": 15.0, "compute": 10.0, "idle": 5.0}),
+        # What a driver samples does not tell the tenth of what input leaves.
+        ({"input": 15.0, "compute": 12.0}, 24.0, 25.0, {"input": 15.0, "compute": 0.0, "idle": 10.0}),
+        # Backward hides half of the computing: a tenth of the delay was idling, and so nine tenths of all is computing.
+        ({"compute": 8e6}, 0.4e6, 4e6, {"idle": 0.4e6, "compute": 7.2e6}),
+        ({"compute": 3e6}, 0.4e6, 4e6, {"idle": 0.4e6, "compute": 3e6}),
+    ],
+)
+def test_what_the_host_did_and_the_gpu_computed_is_not_idling_too(
+    shares: dict[str, float], idle: float, delay: float, found: dict[str, float]
+) -> None:
+    assert with_gpu_idle(shares, idle, delay) == pytest.approx(found)
 
 
-def test_a_gpu_that_idles_for_nearly_all_that_is_left_computes_nothing_longer() -> None:
-    """Of the 10 ms that input leaves it idles 9: what a driver samples does not tell the tenth."""
-    shares = with_gpu_idle({"input": 15.0, "compute": 12.0}, 24.0, 25.0)
-    assert shares == {"input": 15.0, "compute": 0.0, "idle": 10.0}
+def recorded(*faults: Fault, gpus_per_node: int = 8) -> Run:
+    """A job of 16 ranks on two nodes, or on one."""
+    return simulate(Scenario(16, 80, seed=4, gpus_per_node=gpus_per_node, faults=faults)).run
 
 
-def test_computing_beyond_the_visible_delay_stays_so_next_to_an_idle_moment() -> None:
-    """Backward hides half of it: a tenth of the delay was idling, and so nine tenths of all is computing."""
-    assert with_gpu_idle({"compute": 8e6}, 0.4e6, 4e6) == {"idle": 0.4e6, "compute": pytest.approx(7.2e6)}
-    assert with_gpu_idle({"compute": 3e6}, 0.4e6, 4e6) == {"idle": 0.4e6, "compute": pytest.approx(3e6)}
+def without(run: Run, name: str, holding: str = "") -> Run:
+    """The same job, without samples of this metric."""
+    keep = (run.metrics["name"] != name) | (np.char.find(run.metrics["labels"], holding) < 0)
+    return replace(run, metrics={column: values[keep] for column, values in run.metrics.items()})
+
+
+@pytest.mark.parametrize("gpus_per_node", [8, 16])
+def test_a_rank_that_stands_still_for_files_is_named_with_its_cause(gpus_per_node: int) -> None:
+    """Its node waits for files and disks beyond the others; on one node its own bytes show that it is the one."""
+    verdict = only_verdict(recorded(Fault("io", (5,), 0.12), gpus_per_node=gpus_per_node))
+    assert (verdict.ranks, verdict.cause) == ((5,), "io")
+    assert any("file I/O" in sentence for sentence in verdict.evidence)
+
+
+def test_without_the_kernel_s_count_files_are_not_named() -> None:
+    """Bytes alone are no waiting: the rank is named, its cause unknown."""
+    verdict = only_verdict(without(recorded(Fault("io", (5,), 0.12)), WAITED, '"io"'))
+    assert (verdict.ranks, verdict.cause) == ((5,), "unknown")
+
+
+def test_on_one_node_a_rank_s_bytes_must_show_whose_files_they_are() -> None:
+    """All ranks see the node's waiting alike: without bytes it may be any rank's."""
+    verdict = only_verdict(without(recorded(Fault("io", (5,), 0.12), gpus_per_node=16), WRITTEN))
+    assert (verdict.ranks, verdict.cause) == ((5,), "unknown")
+
+
+def test_a_node_s_waiting_for_files_is_not_of_a_rank_that_hardly_reads_or_writes() -> None:
+    """Another program waits there: a rank that collects garbage meanwhile is late for that."""
+    run = recorded(Fault("io", (5,), 0.12), Fault("gc", (5,), 0.12))
+    still = run.metrics["name"] == WRITTEN
+    quiet = replace(run, metrics={**run.metrics, "value": np.where(still, 0.0, run.metrics["value"])})
+    verdict = only_verdict(quiet)
+    assert (verdict.ranks, verdict.cause) == ((5,), "unknown")
+    assert not any("files" in sentence for sentence in verdict.evidence)
+
+
+def test_a_slow_input_is_called_input_though_its_node_waits_for_its_files() -> None:
+    """The phase says what the file was read for: files explain only what no phase does."""
+    run = recorded(Fault("input", (5,), 0.12))
+    files = np.char.find(run.metrics["labels"], '"io"') >= 0
+    waits = (run.metrics["name"] == WAITED) & (run.metrics["node"] == "node0000") & files
+    reads = run.metrics["name"] == WRITTEN
+    seconds = (run.metrics["time_ns"] - run.metrics["time_ns"].min()) / 1e9
+    value = np.where(waits, seconds * 0.5, np.where(reads, seconds * 1e8, run.metrics["value"]))
+    verdict = only_verdict(replace(run, metrics={**run.metrics, "value": value}))
+    assert (verdict.ranks, verdict.cause) == ((5,), "input")
+
+
+def stalling(cause: str, duty: float = 0.15) -> Run:
+    """A job of 16 ranks on two nodes, one of which stalls in some of 100 steps."""
+    return simulate(Scenario(16, 100, seed=31, faults=(Fault(cause, (2,), 0.4, duty=duty),))).run
+
+
+@pytest.mark.parametrize("cause", ["memory", "io"])
+def test_what_a_node_stands_still_for_in_all_is_set_against_all_stalls(cause: str) -> None:
+    """Samples span many steps: stalls in 15 % of these are not 15 % explained, but in full."""
+    verdict = only_verdict(stalling(cause))
+    assert (verdict.kind, verdict.ranks, verdict.cause) == ("intermittent", (2,), cause)
+
+
+def test_waiting_for_memory_that_is_there_all_the_time_is_not_what_stalls() -> None:
+    """The node stands still for as long as all stalls take, but in samples without a stall as in those with."""
+    run = stalling("io")
+    memory = np.char.find(run.metrics["labels"], '"memory"') >= 0
+    waits = (run.metrics["name"] == WAITED) & (run.metrics["node"] == "node0000")
+    seconds = (run.metrics["time_ns"] - run.metrics["time_ns"].min()) / 1e9
+    value = np.where(waits, np.where(memory, seconds * 0.06, 0.0), run.metrics["value"])
+    verdict = only_verdict(replace(run, metrics={**run.metrics, "value": value}))
+    assert (verdict.kind, verdict.ranks, verdict.cause) == ("intermittent", (2,), "unknown")
+    assert not any("memory" in sentence for sentence in verdict.evidence)

@@ -1,9 +1,12 @@
-"""Unmeasured values are null in a report, and a job that shows only its steps is reported as that."""
+"""What is said where measurements are missing: launches, phases, collectives, or all but a log of steps."""
 
 import csv
 import dataclasses
 import io
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,8 +16,10 @@ from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_collector.store.parquet.store import ParquetStore, read_run
 from hindmost_judge.judge import judge
 from hindmost_judge.model import COLLECTIVES, GPU_TIME, METRICS, STEPS, Run, empty
+from hindmost_judge.verdict.inconclusive import without_lost_leads
+from hindmost_judge.verdict.schema import Verdict
 
-from tests.runs import blocks_of, made
+from tests.runs import blocks_of, made, rows_of
 from tests.scenarios import loads
 
 
@@ -266,3 +271,135 @@ def test_a_gap_in_the_recording_is_no_step() -> None:
     torn = judge(dataclasses.replace(run, collectives={name: one[~lost] for name, one in run.collectives.items()}))
     assert torn.job.step_ms["mean"] == pytest.approx(whole.job.step_ms["mean"], rel=0.02)
     assert torn.verdicts[0].cost_ratio == pytest.approx(whole.verdicts[0].cost_ratio, rel=0.05)
+
+
+LAUNCHED = 100
+
+
+def of(*, gathers: bool = False, starts: bool = False, unsure: float | None = None) -> Any:
+    """As much as is looked at of the blocks of three ranks; rank 1 is late by 10, and its host ``unsure``."""
+    start = np.full((3, LAUNCHED), 5.0 if starts else np.nan)
+    joined = SimpleNamespace(gpu_time=True, start=start, gathers=np.full(LAUNCHED, gathers))
+    doubt = None if unsure is None else np.array([0.0, unsure, 0.0])
+    delay = np.repeat([[0.0], [10.0], [0.0]], LAUNCHED, axis=1)
+    return SimpleNamespace(joined=joined, steps=np.arange(LAUNCHED), ranks=np.arange(3), unsure=doubt, delay=delay)
+
+
+def late(rank: int, since: int = 0, until: int | None = None, *, kind: str = "straggler") -> Verdict:
+    """A verdict on one rank."""
+    return Verdict(kind=kind, ranks=(rank,), since_step=since, until_step=until, cause="unknown")
+
+
+#: So do hosts that set the pace, whichever of them has no lead: rank 0 until step 60, rank 1 from there on.
+IN_TURN = [late(0, 0, 60), late(1, 61)]
+LINK = Verdict(kind="slow_link")
+PAUSING = [late(1, 0, 60), late(1, 74)]
+
+
+@pytest.mark.parametrize(
+    ("found", "seen", "left"),
+    [
+        pytest.param([late(0, 23), late(1, 0, 27)], {}, None, id="it took over from another"),
+        pytest.param([late(2, 30, 39)], {}, None, id="ten steps of a hundred"),
+        pytest.param([late(2, 28, 68)], {"gathers": True}, None, id="for a while, where parameters are gathered"),
+        pytest.param([late(2, 8)], {"gathers": True}, [late(2, 8)], id="from step 8 on, where parameters are gathered"),
+        pytest.param([late(2, 28, 68)], {}, [late(2, 28, 68)], id="for a while, where hosts launch little"),
+        pytest.param([late(0), late(1, 30, 50)], {}, [late(0)], id="throughout, whatever another does for a while"),
+        pytest.param([late(0), late(1, 0, kind="intermittent")], {}, [late(0)], id="throughout, another now and then"),
+        pytest.param([late(0), late(2)], {}, [late(0), late(2)], id="two throughout"),
+        pytest.param([late(1), replace(late(1), ranks=(1, 2))], {}, None, id="sets that share a rank are not sure"),
+        pytest.param(IN_TURN, {"starts": True}, IN_TURN, id="in turn, and their launches were seen"),
+        pytest.param(IN_TURN, {"starts": True, "unsure": 0.0}, IN_TURN, id="in turn, and nothing is unsure"),
+        pytest.param(
+            [late(1, 30, 50)], {"starts": True, "gathers": True, "unsure": 7.0}, None, id="its host marked nothing"
+        ),
+        pytest.param([late(1, 0, 20)], {"starts": True, "unsure": 4.0}, [late(1, 0, 20)], id="its host was slower"),
+        pytest.param([late(1, 0, 20)], {"starts": True, "unsure": 6.0}, None, id="by no more than hosts differ by"),
+        pytest.param(PAUSING, {"gathers": True}, PAUSING, id="in 87 of 100 steps, with a pause"),
+        pytest.param([*PAUSING, late(2, 30, 50)], {}, PAUSING, id="with a pause, and another for a while"),
+        pytest.param([*IN_TURN, LINK], {}, [LINK], id="a slow link is certain, ranks in turn are not"),
+    ],
+)
+def test_no_rank_is_named_that_may_have_lost_a_lead(
+    found: list[Verdict], seen: dict[str, Any], left: list[Verdict] | None
+) -> None:
+    """No lead lasts for all of a run; where launches were not seen, a rank late for a while may only have lost one."""
+    after = without_lost_leads(found, of(**seen))
+    assert (
+        after == left if left is not None else [(one.kind, one.ranks) for one in after] == [("insufficient_data", ())]
+    )
+
+
+def test_ranks_that_are_late_in_turn_are_listed() -> None:
+    (verdict,) = without_lost_leads(IN_TURN, of())
+    assert (verdict.kind, verdict.ranks) == ("insufficient_data", ())
+    assert verdict.evidence[0].endswith("rank 0 from step 0 to 60; rank 1 from step 61 on")
+
+
+def test_one_rank_for_a_while_is_not_said_to_be_several() -> None:
+    """The note names the ranks that it is about."""
+    (verdict,) = without_lost_leads([late(2, 28, 68)], of(gathers=True))
+    assert verdict.evidence[0] == ("one rank is late in a part of the steps: rank 2 from step 28 to 68")
+
+
+STEPS_EACH = 60
+
+
+def _logged(forward: list[float], backward: float = 20.0, groups: list[list[int]] | None = None) -> Run:
+    """Ranks with these forward times, ms, that end backward together; ``groups`` have untimed collectives."""
+    count = len(forward)
+    noise = np.random.default_rng(1).normal(0, 0.03, (count, STEPS_EACH))
+    ahead = np.array(forward)[:, None] + noise
+    behind = ahead.max(axis=0) - ahead + backward
+    took = ahead + behind + 1.0
+    phases = {"input_ns": 0.1, "gpu_forward_ns": ahead, "gpu_backward_ns": behind, "gpu_optimizer_ns": 1.0}
+    steps = rows_of("steps", kind="train", start_ns=np.cumsum(took, axis=1) - took, duration_ns=took, **phases)
+    members = np.array([(comm, rank) for comm, group in enumerate(groups or [], 1) for rank in group]).reshape(-1, 2)
+    comm, member = members.T
+    return replace(
+        made(count, steps=[steps], source="a log"),
+        communicators=table("communicators", comm=comm, rank=member),
+        collectives=table("collectives", comm=comm, rank=member, op="all_reduce"),
+    )
+
+
+def _named(run: Run) -> list[tuple[str, tuple[int, ...]]]:
+    return [(verdict.kind, verdict.ranks) for verdict in judge(run).verdicts]
+
+
+@pytest.mark.parametrize(
+    ("forward", "groups", "named"),
+    [
+        # Ranks that share a model take equally long: a single longer one is slow itself.
+        ([8.0, 8.0, 8.0, 11.0], None, (3,)),
+        # A rank that waits takes as long as the one it waits for: unequal ranks are both slow.
+        ([8.0, 8.0, 10.0, 16.0], None, (2, 3)),
+        # No part of a model has a communicator of its own: no rank waits in forward for some of the others only.
+        ([8.0, 8.0, 11.0, 11.0], [[0, 1, 2, 3]], (2, 3)),
+    ],
+)
+def test_ranks_of_longer_forwards_are_named(
+    forward: list[float], groups: list[list[int]] | None, named: tuple[int, ...]
+) -> None:
+    assert _named(_logged(forward, groups=groups)) == [("straggler", named)]
+
+
+@pytest.mark.parametrize(("second", "groups"), [(10.6, None), (13.0, None), (11.0, [[0, 1, 2, 3], [0, 1], [2, 3]])])
+def test_two_ranks_of_forwards_as_long_are_not_named(second: float, groups: list[list[int]] | None) -> None:
+    """One may only look slow, because it waits for the other in forward."""
+    (verdict,) = judge(_logged([8.0, 8.0, 11.0, second], groups=groups)).verdicts
+    assert verdict.kind == "insufficient_data"
+    assert "ranks 2 and 3 take up to" in verdict.evidence[1]
+
+
+def test_a_forward_is_no_measure_where_steps_are_mostly_waiting() -> None:
+    """All ranks, the late one too, are in backward for ten times as long as in forward: others' launches, or stages."""
+    (verdict,) = judge(_logged([2.0, 2.0, 2.0, 4.0], backward=20.0)).verdicts
+    assert (verdict.kind, verdict.ranks) == ("insufficient_data", ())
+
+
+def test_no_rank_is_cleared_by_a_log_of_the_steps_alone() -> None:
+    """All ranks wait for one that is slow in backward, and all take as long over it."""
+    (verdict,) = judge(_logged([8.0, 8.0, 8.0, 8.0])).verdicts
+    assert verdict.kind == "insufficient_data"
+    assert "backward, 69 % of a step of 29.0 ms" in verdict.evidence[0]

@@ -1,6 +1,7 @@
-"""Broadcasts in which a job waits for their root show that it is late; others show nothing."""
+"""Broadcasts in which a job waits for their root, and rounds of gathers and reductions."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,11 +10,13 @@ from hindmost_judge.judge import judge
 from hindmost_judge.model import UNMEASURED, Run
 from hindmost_judge.timeline import matching
 from hindmost_judge.timeline.collective_calls import awaited_broadcasts, is_rooted
+from hindmost_judge.timeline.overlap import delay_by_round
 
 from tests.runs import call, made
 
 MS = 1_000_000
-RANKS, STEPS = 4, 60
+RANKS = 4
+STEPS = 60
 
 
 def job(late: dict[int, float], *, every: int = 1, takes: float = 0.01) -> Run:
@@ -177,3 +180,43 @@ def test_few_broadcasts_show_nothing() -> None:
     kept = (run.collectives["op"] != "broadcast") | (run.collectives["seq"] >= STEPS - 8)
     calls = {name: column[kept] for name, column in run.collectives.items()}
     assert not counted(Run(run.job, run.ranks, collectives=calls))
+
+
+IN_ROUNDS = 3
+ROUNDS = 20
+ROUND = (("all_gather", 1), ("all_gather", 2), ("reduce_scatter", 2), ("reduce_scatter", 1))
+
+
+def late(delays: tuple[float, ...], kinds: tuple[tuple[str, int], ...] = ROUND) -> Any:
+    """[R] ms that ranks are late, in the typical step of one round for each of ``delays``: of rank 1, before it.
+    Between two collectives all compute 2 ms."""
+    rows, ready = [], np.zeros(IN_ROUNDS)
+    for step in range(ROUNDS):
+        seq = step * len(delays) * len(kinds)
+        for more in delays:
+            for place, (op, size) in enumerate(kinds):
+                ready = ready + 2.0
+                ready[1] += more if place == 0 else 0.0
+                met = np.full(IN_ROUNDS, ready.max() + 0.1)
+                rows.append(call(op, seq, ready, met, size=size * 1024))
+                seq, ready = seq + 1, met
+    run = made(IN_ROUNDS, collectives=rows)
+    grid = matching.grid(run)
+    assert grid is not None
+    starts = np.arange(ROUNDS) * len(delays) * len(kinds)
+    return np.median(delay_by_round(grid, matching.self_time(grid), starts), axis=1) / MS
+
+
+@pytest.mark.parametrize("delays", [(50.0, 50.0), (50.0, 40.0, 30.0)])
+def test_what_a_rank_is_late_by_in_each_round_counts(delays: tuple[float, ...]) -> None:
+    """But for what a layer hides in each after the first."""
+    assert late(delays)[1] == pytest.approx(sum(delays), abs=2.1 * (len(delays) - 1))
+
+
+@pytest.mark.parametrize(
+    ("delays", "kinds", "found"),
+    [((1.5, 1.5), ROUND, 1.5), ((50.0,), ROUND, 50.0), ((50.0, 50.0), (("all_reduce", 1),) * 4, 50.0)],
+    ids=["a layer hides all but the largest of slow code", "a single round", "buckets of one size are no rounds"],
+)
+def test_a_delay_that_shows_again_counts_once(delays: tuple[float, ...], kinds: Any, found: float) -> None:
+    assert late(delays, kinds)[1] == pytest.approx(found, abs=0.1)
