@@ -37,8 +37,9 @@ GOLDEN = (5**0.5 - 1) / 2
 #: Without a sample the agent wakes after an interval, unless one is due within so many: it then wakes for that alone.
 #: Rings hold more than that; those of MPI calls are looked at sooner.
 MERGED = 1.7
-#: A batch is made of so many events, however soon: as rows they are some 10 MiB, and a collector takes 16.
-BATCH_EVENTS = 1 << 17
+#: A batch is made of so many events, however soon. As rows they are at most some 8 MiB, of MPI 3: a collector takes 16,
+#: and blocks of 4 MiB and more are mapped anew for each batch.
+BATCH_EVENTS = 3 << 15
 #: Where no rank of a node has written anything for long a batch is made this often: whether a job hangs is a matter of
 #: seconds, and there is little to send. The more nodes a job has, the less often each needs to report: any one of them
 #: shows the collector that nothing moves. On full cores, where ranks may be computing for long, it is the longer time.

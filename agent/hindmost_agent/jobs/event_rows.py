@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache, partial
 from itertools import compress
 from operator import mul
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from hindmost import ring
 from hindmost.ring import Event, layout
@@ -31,10 +31,9 @@ LAUNCHES_LIMIT = 64
 LATEST_NS = 1 << 62
 
 SIZE = layout.RECORD_BYTES
-#: Where a record has what: bytes, halves (of two bytes), its sequence (of four), words.
+#: Where a record has what: bytes, halves (of two bytes), words.
 KIND, _FLAGS = 4, 5
 _NAME, _PEER, _COMM = 3, 14, 15
-_SEQ = 6
 _START, _DURATION, _WHERE, _VALUE = 1, 2, 3, 4
 
 #: The columns of a row, but its operation.
@@ -141,38 +140,44 @@ class CallBuilder:
 
     def feed(self, block: bytes, kinds: bytes, tables: Tables) -> None:
         """Take in the calls among whole records. ``kinds`` has each one's kind, 0 where it is to be left out."""
-        measured, (own, cpu, queued) = self._gaps(block, kinds)
-        calls = _Records.of(block, kinds.translate(_CALLS))
+        words = array("Q", block)
+        measured, (own, cpu, queued) = self._gaps(block, words, kinds)
+        calls = _Records.of(block, words, kinds.translate(_CALLS))
         flags, enqueued = calls.byte(_FLAGS), b""
         of_gpu = flags.translate(_GPU)
         if 1 in of_gpu or ring.LAUNCH in kinds:
-            enqueued = self._enqueued(_Records.of(block, kinds.translate(_OPERATIONS)))
+            enqueued = self._enqueued(_Records.of(block, words, kinds.translate(_OPERATIONS)))
         if not measured:
             return
-        since_last = self._since_last(calls, of_gpu)
+        starts, durations = calls.word(_START), calls.word(_DURATION)
+        if 0 in measured:
+            own = _put(self._since_last(calls, of_gpu), measured, own)
+        last = 8 * of_gpu.rfind(0)
+        if last >= 0:
+            self._left_ns = _number(starts[last : last + 8]) + _number(durations[last : last + 8])
         comms, peers, missing = calls.half(_COMM), calls.half(_PEER), MISSING * len(measured)
         columns = (
             _looked_up(comms, {comm: tables.comm_ids[comm].to_bytes(8, "little") for comm in _distinct(comms)}),
             calls.seq(),
-            calls.word(_START),
-            calls.word(_DURATION),
+            starts,
+            durations,
             calls.word(_VALUE),
             flags.translate(_KEPT_FLAGS),
             _looked_up(peers, {peer: _signed(peer) for peer in _distinct(peers)}),
-            _put(since_last, measured, own),
+            own,
             _put(missing, measured, cpu) if cpu.strip(b"\xff") else missing,
             _put(missing, measured, queued) if queued.strip(b"\xff") else missing,
             enqueued or missing,
         )
         self.rows.append(tables.names, calls.half(_NAME), columns)
 
-    def _gaps(self, block: bytes, kinds: bytes) -> tuple[bytes, Sequence[bytes]]:
+    def _gaps(self, block: bytes, words: array[int], kinds: bytes) -> tuple[bytes, Sequence[bytes]]:
         """``(of each call, 1 where the gap before it was measured, these gaps' self, CPU and run-queue times)``."""
         order = kinds.translate(None, _OTHERS)
         if _GAP * 2 in order:
             kinds = _SUPERSEDED.sub(b"\0", kinds)
             order = kinds.translate(None, _OTHERS)
-        gaps: Sequence[bytes] = _gap_columns(_Records.of(block, kinds.translate(_GAPS)))
+        gaps: Sequence[bytes] = _gap_columns(_Records.of(block, words, kinds.translate(_GAPS)))
         if self._gap is not None and order:
             if order[:1] != _GAP:
                 order, gaps = _GAP + order, [first + rest for first, rest in zip(self._gap, gaps, strict=True)]
@@ -188,23 +193,22 @@ class CallBuilder:
         """Of each call of the host, the time since it left the one before; calls may overlap, where threads make
         them."""
         on_host = of_gpu.translate(_ZEROS)
-        host = _Records.of(calls.packed(), on_host) if 1 in of_gpu else calls
+        host = calls.where(on_host)
         starts = host.word(_START)
         size = len(starts)
         if not size:
             return MISSING * len(of_gpu)
         number = _number(starts)
         ends = number + _number(host.word(_DURATION))
-        known, left = self._left_ns is not None, _number(starts[:8]) if self._left_ns is None else self._left_ns
-        self._left_ns = ends >> 8 * size - 64
-        before = (ends << 64 | left) ^ self._left_ns << 8 * size
+        left = _number(starts[:8]) if self._left_ns is None else self._left_ns
+        before = (ends << 64 | left) & (1 << 8 * size) - 1
         # With its highest bit set a value's difference never borrows from the next one's; it stays set where >= 0.
         highest = _number((b"\0" * 7 + b"\x80") * (size // 8))
         since = bytearray((number + highest - before ^ highest).to_bytes(size, "little"))
         if not since[7::8].isascii():
             for negative in _NEGATIVE.finditer(since[7::8]):
                 since[8 * negative.start() : 8 * negative.end()] = bytes(8)
-        if not known:
+        if self._left_ns is None:
             since[:8] = MISSING
         return _put(MISSING * len(of_gpu), on_host, bytes(since))
 
@@ -226,46 +230,49 @@ class CallBuilder:
 
 
 class _Records(NamedTuple):
-    """Some records of a block: from the ``first`` one on each ``step``-th. A column of them is bytes."""
+    """Some records of a block, which is in ``words`` too: from the ``first`` one on each ``step``-th. A column of them
+    is bytes."""
 
     block: bytes
+    words: array[int]
     first: int = 0
     step: int = 1
 
     @classmethod
-    def of(cls, block: bytes, chosen: bytes) -> _Records:
+    def of(cls, block: bytes, words: array[int], chosen: bytes) -> _Records:
         """Those where ``chosen`` is 1, not 0. All, none and every other one need no copy."""
-        if 0 not in chosen or 1 not in chosen:
-            return cls(block if 1 in chosen else b"")
+        if 1 not in chosen:
+            return cls(b"", array("Q"))
+        if 0 not in chosen:
+            return cls(block, words)
         for first in (0, 1):
             if 0 not in chosen[first::2] and 1 not in chosen[1 - first :: 2]:
-                return cls(block, first, 2)
-        return cls(b"".join([block[run.start() * SIZE : run.end() * SIZE] for run in _RUN.finditer(chosen)]))
+                return cls(block, words, first, 2)
+        chosen_block = b"".join([block[run.start() * SIZE : run.end() * SIZE] for run in _RUN.finditer(chosen)])
+        return cls(chosen_block, array("Q", chosen_block))
 
-    def packed(self) -> bytes:
-        """As a block of their own."""
-        if self.step == 1:
-            return self.block
-        return b"".join(self.block[at : at + SIZE] for at in range(self.first * SIZE, len(self.block), 2 * SIZE))
+    def where(self, chosen: bytes) -> _Records:
+        """Those of them where ``chosen`` is 1."""
+        if 0 not in chosen or self.step == 1:
+            return self if 0 not in chosen else self.of(self.block, self.words, chosen)
+        block = b"".join(self.block[at : at + SIZE] for at in range(self.first * SIZE, len(self.block), 2 * SIZE))
+        return self.of(block, array("Q", block), chosen)
 
     def byte(self, place: int) -> bytes:
         return self.block[self.first * SIZE + place :: self.step * SIZE]
 
     def half(self, place: int) -> bytes:
-        return self._view("H", 2, place).tobytes()
+        return array("H", self.word(place // 4))[place % 4 :: 4].tobytes()
 
     def word(self, place: int) -> bytes:
-        return self._view("Q", 8, place).tobytes()
+        words = SIZE // 8
+        return self.words[self.first * words + place :: self.step * words].tobytes()
 
     def seq(self) -> bytes:
         """As words."""
-        numbers = self._view("I", 4, _SEQ)
-        found = bytearray(8 * len(numbers))
-        memoryview(found).cast("I")[::2] = numbers
-        return bytes(found)
-
-    def _view(self, code: Literal["H", "I", "Q"], width: int, place: int) -> memoryview:
-        return memoryview(self.block).cast(code)[self.first * SIZE // width + place :: self.step * SIZE // width]
+        found = array("I", self.word(_WHERE))
+        found[1::2] = array("I", bytes(2 * len(found)))
+        return found.tobytes()
 
 
 def _number(column: bytes) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from hindmost_judge.encoding import joined
+from hindmost_judge.encoding import is_constant, joined, repeated
 from hindmost_judge.model import COLLECTIVES, GPU_TIME, INTERVALS, STEPS, TABLES, Table
 
 from hindmost_collector.ingest.row_builder import JobRows, MetricRows, Words, held_bytes, texts
@@ -75,17 +75,23 @@ def finish(rows: JobRows) -> Chunk:
 
 
 def _on_job_clock(table: Table, columns: Mapping[str, Any]) -> Table:
-    offset, start = table.pop("offset"), table["start_ns"]
-    known = start != -1
-    if "flags" in table:
-        known &= (table["flags"] & GPU_TIME) == 0
-    table["start_ns"] = np.where(known, start + offset, start)
-    if "enqueue_ns" in table:
-        table["enqueue_ns"] = np.where(table["enqueue_ns"] != -1, table["enqueue_ns"] + offset, -1)
-    return {
-        name: table[name] if dtype is np.str_ else table[name].astype(dtype, copy=False)
-        for name, dtype in columns.items()
-    }
+    offset, flags = table.pop("offset"), table.get("flags")
+    for name in ("start_ns", "enqueue_ns"):
+        times = table.get(name)
+        if times is None or (is_constant(times) and times[0] == -1):
+            continue
+        known = times != -1
+        if name == "start_ns" and flags is not None:
+            known &= (flags & GPU_TIME) == 0
+        table[name] = np.where(known, times + offset, times)
+    return {name: table[name] if dtype is np.str_ else _typed(table[name], dtype) for name, dtype in columns.items()}
+
+
+def _typed(column: np.ndarray[Any, Any], dtype: Any) -> np.ndarray[Any, Any]:
+    """A column of that type, as one value where it was one."""
+    if is_constant(column):
+        return repeated(column[0], len(column), dtype)
+    return column.astype(dtype, copy=False)
 
 
 #: The order in which rows of the small tables are gathered, where it is not the stored one.

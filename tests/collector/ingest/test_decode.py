@@ -304,3 +304,11 @@ def test_a_rank_may_name_its_framework_and_its_gpu_later() -> None:
     rows = decoder.job("j").ranks
     assert [(row[6], row[5]) for row in rows] == [("python", ""), ("torch", ""), ("torch", "GPU-1")]
     assert definitions.ranks[7].framework == "torch"
+
+
+def test_what_no_row_measures_takes_no_memory_of_a_row() -> None:
+    """A thousand plain calls take the memory of what was sent of them, their rank, and one value of each other
+    column."""
+    decoding, batch, calls = Decoding(), wire.Batch(sequence=1), range(1000)
+    batch.collectives.add(rank=7, op_names=["x"], op=[0] * 1000, seq=calls, start_ns=calls, duration_ns=calls)
+    assert decoding.chunk(batch).bytes < 1000 * (3 * 8 + 4) + 1000
