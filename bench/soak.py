@@ -6,8 +6,9 @@ One after the other, jobs of two real ranks run for some seconds each; every 20 
 once. A real job is forgotten half a minute after its end, a simulated one, whose ranks never end, after five minutes.
 What a collector has of agents that left, it keeps for an hour. Memory, open files, threads, disk and `/metrics` are
 read every 5 s. A slope is a least-squares fit over the second half, when caches are full; its error is twice the
-standard error of the fit. An agent of a node reads all jobs there: run this alone, or with processes and a /dev/shm of
-its own (`unshare --mount --pid --fork --mount-proc`).
+standard error of the fit. Each running job takes memory, so how many the collector has is fitted too. An agent of a
+node reads all jobs there: run this alone, or with processes and a /dev/shm of its own
+(`unshare --mount --pid --fork --mount-proc`).
 """
 
 import argparse
@@ -20,7 +21,7 @@ import tempfile
 import threading
 import time
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,9 @@ EVERY_S = 5.0
 STEPS, STEP_MS = 400, 20
 #: What may grow a little, for so long: allocators keep what a larger job took. And what may not: by more than so many.
 MEMORY = ("collector_mib", "agent_mib")
-COUNTED, MORE = ("collector_threads", "agent_threads", "collector_files", "agent_files", "collector_jobs"), 8
+COUNTED, MORE = ("collector_threads", "agent_threads", "collector_files", "agent_files", "collector_jobs_over"), 4
+#: A simulated job is forgotten five minutes after it was sent; sealing jobs one after the other takes some seconds.
+FORGOTTEN_S = 330.0
 
 
 class Soak:
@@ -44,6 +47,7 @@ class Soak:
         self.folder, self.over = folder, threading.Event()
         self.simulated_every_s = simulated_every_s
         self.jobs = self.simulated = self.failed = 0
+        self.sent_s: list[float] = []
         limit = ["--retention-gib", str(retention_gib)]
         self.collector = self.start(
             "collector",
@@ -105,6 +109,7 @@ class Soak:
                 env=self.environ(), capture_output=True, text=True, check=False,
             )  # fmt: skip
             self.failed += done.returncode != 0
+            self.sent_s.append(time.monotonic())
 
     def look(self) -> dict[str, float]:
         """What there is now."""
@@ -118,6 +123,8 @@ class Soak:
         rings = Path(f"/dev/shm/hindmost-{os.getuid()}")  # noqa: S108 - where rings live
         with urllib.request.urlopen(f"http://{self.page}/metrics", timeout=60) as answer:
             found["collector_jobs"] = answer.read().count(b"\nhindmost_job_info{")
+        recent = sum(time.monotonic() - at_s < FORGOTTEN_S for at_s in list(self.sent_s))
+        found["collector_jobs_over"] = max(found["collector_jobs"] - recent, 0)
         found["job_folders"] = len(list(rings.glob(f"soak-{os.getpid()}-*")))
         return found
 
@@ -144,12 +151,13 @@ def _size(folder: Path) -> float:
     return int((done.stdout.split() or ["0"])[0]) / 1024
 
 
-def slope(at_s: list[float], values: list[float]) -> dict[str, float]:
-    """A least-squares fit: units an hour, and twice its standard error."""
-    hours, y = np.array(at_s) / 3600, np.array(values)
-    (rate, start), rest = np.polyfit(hours, y, 1), hours - hours.mean()
-    error = np.sqrt(((y - rate * hours - start) ** 2).sum() / max(len(y) - 2, 1) / (rest**2).sum())
-    return {"an_hour": round(float(rate), 3), "error": round(float(2 * error), 3)}
+def slope(at_s: Sequence[float], values: Sequence[float], jobs: Sequence[float]) -> dict[str, float]:
+    """A least-squares fit: units an hour with as many jobs, and twice its standard error."""
+    known, y = np.column_stack([np.array(at_s) / 3600, np.ones(len(at_s)), jobs]), np.array(values)
+    inverse = np.linalg.pinv(known)
+    found = inverse @ y
+    error = np.sqrt(((y - known @ found) ** 2).sum() / max(len(y) - 3, 1) * (inverse[0] ** 2).sum())
+    return {"an_hour": round(float(found[0]), 3), "error": round(float(2 * error), 3)}
 
 
 def growing(growth: Mapping[str, Mapping[str, Any]], mib: float) -> list[str]:
@@ -191,6 +199,8 @@ def main() -> int:
         finally:
             soak.kill()
     half = [(at, look) for at, look in seen if at > args.minutes * 30]
+    at_s, none = [at for at, _ in half], [0.0] * len(half)
+    jobs = [look["collector_jobs"] for _, look in half]
     result = {
         "what": f"bench/soak.py: {args.minutes:g} minutes, a simulated job every {args.simulated_every:g} s;"
         f" {os.cpu_count()} cores, shared with other work",
@@ -199,7 +209,7 @@ def main() -> int:
             name: {
                 "first": round(seen[0][1][name], 1), "half": round(half[0][1][name], 1),
                 "last": round(half[-1][1][name], 1), "most": round(max(look[name] for _, look in seen), 1),
-                "second_half": slope([at for at, _ in half], [look[name] for _, look in half]),
+                "second_half": slope(at_s, [look[name] for _, look in half], jobs if name in MEMORY else none),
             }
             for name in seen[0][1]
         },
