@@ -36,7 +36,7 @@ def test_a_soak_fails_where_a_service_surely_grows(name: str, seen: dict[str, An
 
 @pytest.mark.parametrize("leaked", [0.0, 30.0])
 def test_memory_of_jobs_that_run_is_no_growth(leaked: float) -> None:
-    """Where five more jobs run at the end, what each takes is told from what is lost an hour."""
+    """Where five more jobs run at the end, what each takes does not count as lost."""
     at_s = [float(at) for at in range(0, 900, 5)]
     jobs = [12.0 + (at > 300) + (at > 500) * 4 for at in at_s]
     memory = [150.0 + one + leaked * at / 3600 for at, one in zip(at_s, jobs, strict=True)]
