@@ -144,11 +144,6 @@ def test_levels_give_way_until_the_page_is_small_enough():
     assert [fitting(CORE, counts, most) for most in (20_000, 11_099, 1100, 1099, 1)] == [CORE, RANK, RANK, NODE, JOB]
 
 
-def test_a_job_has_a_label_of_its_own(fine):
-    """Prometheus calls what it scrapes ``job``: a label of that name would be renamed."""
-    assert 'hindmost_b{node="n0",job_id="j",rank="0"} 2' in fine.text()
-
-
 def test_nodes_and_jobs_that_are_gone_have_no_series(fine):
     """A node that is lost has no values, a job that is over has none on any node."""
     assert 'node="n0"' not in fine.text(gone={"n0"})

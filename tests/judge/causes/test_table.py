@@ -168,14 +168,6 @@ def without(run: Run, name: str, holding: str = "") -> Run:
     return replace(run, metrics={column: values[keep] for column, values in run.metrics.items()})
 
 
-@pytest.mark.parametrize("gpus_per_node", [8, 16])
-def test_a_rank_that_stands_still_for_files_is_named_with_its_cause(gpus_per_node: int) -> None:
-    """Its node waits for files and disks beyond the others; on one node its own bytes show that it is the one."""
-    verdict = only_verdict(recorded(Fault("io", (5,), 0.12), gpus_per_node=gpus_per_node))
-    assert (verdict.ranks, verdict.cause) == ((5,), "io")
-    assert any("file I/O" in sentence for sentence in verdict.evidence)
-
-
 def test_without_the_kernel_s_count_files_are_not_named() -> None:
     """Bytes alone are no waiting: the rank is named, its cause unknown."""
     verdict = only_verdict(without(recorded(Fault("io", (5,), 0.12)), WAITED, '"io"'))
@@ -213,13 +205,6 @@ def test_a_slow_input_is_called_input_though_its_node_waits_for_its_files() -> N
 def stalling(cause: str, duty: float = 0.15) -> Run:
     """A job of 16 ranks on two nodes, one of which stalls in some of 100 steps."""
     return simulate(Scenario(16, 100, seed=31, faults=(Fault(cause, (2,), 0.4, duty=duty),))).run
-
-
-@pytest.mark.parametrize("cause", ["memory", "io"])
-def test_what_a_node_stands_still_for_in_all_is_set_against_all_stalls(cause: str) -> None:
-    """Samples span many steps: stalls in 15 % of these are not 15 % explained, but in full."""
-    verdict = only_verdict(stalling(cause))
-    assert (verdict.kind, verdict.ranks, verdict.cause) == ("intermittent", (2,), cause)
 
 
 def test_waiting_for_memory_that_is_there_all_the_time_is_not_what_stalls() -> None:

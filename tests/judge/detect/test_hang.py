@@ -77,15 +77,6 @@ def in_another_communicator(run: Run, rank: int, members: int) -> Run:
     return replace(run, in_flight=table, communicators=group, job=replace(run.job, world_size=4))
 
 
-def test_of_two_diverging_ranks_neither_is_named() -> None:
-    """Where as many ranks entered the one operation as the other, they diverge and no rank is named."""
-    verdict = first(hang(Load(ranks=2, steps=40), [1], op="all_reduce", other="all_gather"))
-    assert (verdict.kind, verdict.ranks) == ("desync", ())
-    assert "which of them took the wrong branch is not known" in verdict.evidence
-    assert "all_gather" in " ".join(verdict.evidence)
-    assert "all_reduce" in " ".join(verdict.evidence)
-
-
 def test_who_waits_in_another_communicator_of_the_same_ranks_has_parted_from_them() -> None:
     """A rank's own broadcast and the others' gradients each wait for the rest: no rank is inside the same operation."""
     run = in_another_communicator(hang(FOUR, [2], op="ddp_sync", other="broadcast"), 2, members=4)
@@ -119,12 +110,6 @@ def test_each_of_three_groups_that_parted_is_named_with_what_it_is_in() -> None:
 def test_a_rank_that_writes_a_checkpoint_has_a_minute(waited: float, kind: str) -> None:
     """The others wait for the rank that saves; only after a minute is that a stop."""
     assert first(in_phase(hang(FOUR, [1], waited=waited), 1, "checkpoint")).kind == kind
-
-
-@pytest.mark.parametrize(("waited", "kind"), [(30.0, "insufficient_data"), (90.0, "hang")])
-def test_a_rank_for_which_others_wait_before_the_first_steps_has_a_minute(waited: float, kind: str) -> None:
-    """It may load a model or data for all."""
-    assert first(hang(Load(ranks=4, steps=2), [1], waited=waited)).kind == kind
 
 
 def test_a_job_that_ended_before_its_first_steps_hung() -> None:

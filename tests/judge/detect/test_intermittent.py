@@ -139,13 +139,6 @@ def test_early_ranks_are_on_time_however_many_are_late(count: int) -> None:
     assert behind == pytest.approx(came - early)
 
 
-def test_nearly_all_ranks_of_a_job_that_stall_for_one_cause_are_one_verdict() -> None:
-    """They would be repaired together."""
-    stalling = (0, 2, 3, 4, 5, 6)
-    (one,) = judge(simulate(Scenario(8, 200, 1140, faults=(Fault("gc", stalling, 0.4, duty=0.62),))).run).verdicts
-    assert (one.kind, one.ranks, one.cause) == ("intermittent", stalling, "gc")
-
-
 def test_stalls_next_to_an_always_late_rank_are_reported_at_what_they_add() -> None:
     """It hides a good part of them: what is saved is saved once that rank is repaired, and both make the whole."""
     faults = (Fault("input", (2,), 0.2), Fault("gc", (9,), 0.4, duty=0.4))

@@ -45,31 +45,6 @@ def test_an_uneven_stage_is_reported_at_its_cost(slow: tuple[int, ...], more: di
     assert report.what_if.step_ms - report.what_if.ideal_step_ms == pytest.approx(truth, rel=0.1)
 
 
-def test_a_stage_that_becomes_slow_is_reported_with_its_onset() -> None:
-    """Layers do not move while a job runs, and so its ranks may have become slow; the cost is of these steps."""
-    simulated = of(Fault("compute", (4, 5, 6, 7), 0.25, 50))
-    (verdict,) = judge(simulated.run).verdicts
-    assert (verdict.kind, verdict.ranks, verdict.since_step) == ("uneven_workload", (), 50)
-    assert verdict.cost_ms_per_step == pytest.approx(truth_ms(simulated, 50), rel=0.05)
-    assert any("may have become slow" in line for line in verdict.evidence)
-
-
-@pytest.mark.parametrize(("size", "reported"), [(0.15, True), (0.05, False)])
-def test_of_two_stages_the_quicker_is_the_typical_one(size: float, reported: bool) -> None:
-    """Against their mean, of which it is half, one that takes 15 % longer is slower by 7 %."""
-    simulated = of(Fault("compute", tuple(range(4, 8)), size), ranks=8, pipeline=2)
-    (verdict,) = judge(simulated.run).verdicts
-    assert (verdict.kind, verdict.ranks) == ("uneven_workload" if reported else "balanced", ())
-    assert not reported or verdict.cost_ms_per_step == pytest.approx(truth_ms(simulated, 100), rel=0.15)
-
-
-def test_a_stage_of_one_rank_looks_like_a_slow_rank() -> None:
-    """No replica does the same work: no rank is named, with less confidence."""
-    (verdict,) = judge(of(Fault("compute", (2,), 0.3), ranks=4).run).verdicts
-    assert (verdict.kind, verdict.ranks, verdict.confidence) == ("uneven_workload", (), 0.7)
-    assert "there is no replica to compare with" in verdict.evidence
-
-
 def test_a_stage_of_which_one_replica_is_quick_is_not_uneven() -> None:
     """Even if no rank in it is named, as where hosts launch late: the other replica does the same work in less time."""
     found = blocks_of(of(Fault("compute", (2,), 0.3), ranks=8).run)
@@ -78,11 +53,9 @@ def test_a_stage_of_which_one_replica_is_quick_is_not_uneven() -> None:
 
 @pytest.mark.parametrize("seed", range(2))
 def test_stages_of_one_pace_are_even(seed: int) -> None:
-    """Whatever scatters, and where it is but some per cent."""
+    """Whatever scatters."""
     noisy = of(seed=seed, noise=Noise(between_ranks=0.01, each_stretch=0.05, wandering=0.015))
-    small = of(Fault("compute", (4, 5, 6, 7), 0.05), seed=seed)
-    for one in (noisy, small):
-        assert [verdict.kind for verdict in judge(one.run).verdicts] == ["balanced"]
+    assert [verdict.kind for verdict in judge(noisy.run).verdicts] == ["balanced"]
 
 
 def test_input_of_a_whole_stage_is_not_said_to_cost_nothing() -> None:

@@ -133,14 +133,6 @@ def test_a_stall_of_all_ranks_of_a_node_is_reported_as_the_node_s() -> None:
     assert shown["do"] == ("check b: network, disks, kernel log (`dmesg -T`)",)
 
 
-def test_of_many_stalls_three_are_reported_and_the_rest_counted() -> None:
-    """A job that stalls all the time does not fill the page."""
-    looks = [(1, 5.0 + 10 * index, STACK) for index in range(5)]
-    notes = judge(looked_at(stalled(10.0, (10, 20, 30, 40, 50)), *looks)).notes
-    assert len(notes) == 4
-    assert notes[-1] == "2 more stalls"
-
-
 def test_of_many_stalls_the_longest_three_are_reported_in_their_order() -> None:
     """What to do is about the longest, whenever it was."""
     run = stalls_of(3, (1, 10, 10.0), (1, 20, 10.0), (1, 30, 10.0), (2, 40, 20.0), (1, 50, 10.0))

@@ -158,14 +158,6 @@ def test_a_rank_that_reads_its_pages_from_disk_waits_for_memory() -> None:
     assert found(alike) == [("straggler", (1,), "unknown")]
 
 
-def test_all_ranks_of_a_node_are_reported_as_the_node() -> None:
-    """Eight slow ranks that share a host are one verdict, whose evidence names the host."""
-    slow = tuple(Fault("cpu_contention", (rank,), 0.1) for rank in range(8, 16))
-    verdict = only_verdict(simulate(Scenario(ranks=32, seed=7, faults=slow)).run)
-    assert (verdict.ranks, verdict.cause) == (tuple(range(8, 16)), "cpu_contention")
-    assert "these are all ranks of node0001: suspect the node" in verdict.evidence
-
-
 @pytest.mark.parametrize(("life", "kind"), [(RUNNING, "straggler"), (FINISHED, "balanced")])
 def test_a_finished_rank_holds_no_rank_up_any_more(life: int, kind: str) -> None:
     """Live, a rank that left a job whose others run on is no straggler of now."""
@@ -310,14 +302,6 @@ def test_most_ranks_slow_from_the_start_are_no_all_clear(cause: str) -> None:
     assert "faster than the other 6: they have less work, or these are slow" in verdict.evidence[0]
     assert not any("costs nothing" in note for note in report.notes)
     assert of_verdict(report.to_dict()["verdicts"][0]).head == "UNSURE"
-
-
-def test_of_three_ranks_too_whether_one_is_fast_or_two_are_slow_is_unknown() -> None:
-    """As of eight: delays do not show which."""
-    faults = tuple(Fault("compute", (rank,), 0.12) for rank in (1, 2))
-    (verdict,) = judge(simulate(Scenario(3, 200, 1, "dp", faults=faults)).run).verdicts
-    assert (verdict.kind, verdict.ranks) == ("balanced", ())
-    assert "faster than the other 2: it has less work, or these are slow" in verdict.evidence[0]
 
 
 def test_a_rank_that_may_wait_for_its_peers_makes_no_rank_slow() -> None:

@@ -14,35 +14,6 @@ PIPELINE = Scenario(seed=5, ranks=16, layout="pp_dp", pipeline=4, microbatches=4
 MS = 1e6
 
 
-@pytest.mark.parametrize(
-    ("scenario", "fault"),
-    [
-        (PIPELINE, Fault("compute", (6,), 0.15)),
-        (PIPELINE, Fault("input", (2,), 0.2)),
-        (replace(PIPELINE, microbatches=16), Fault("h2d", (0,), 0.15)),
-        (replace(PIPELINE, ranks=32, pipeline=8, microbatches=8), Fault("gpu_throttle", (11,), 0.2)),
-        (replace(PIPELINE, ranks=4, pipeline=2, microbatches=8), Fault("h2d", (0,), 0.3)),
-        (replace(PIPELINE, ranks=16, pipeline=2, microbatches=2), Fault("gc", (15,), 0.2, onset=40)),
-    ],
-)
-def test_a_cost_is_what_the_repair_saves(scenario: Scenario, fault: Fault) -> None:
-    """Whichever stage is slow, and however much of it idle stages take up."""
-    simulated = simulate(replace(scenario, faults=(fault,)))
-    (verdict,) = judge(simulated.run).verdicts
-    truth = simulated.truth
-    saved = (truth.total_ns - truth.repaired_ns) / len(truth.active[0]) / MS
-    assert (verdict.ranks, verdict.cause) == (fault.ranks, fault.cause)
-    assert verdict.cost_ms_per_step == pytest.approx(saved, rel=0.1)
-
-
-def test_what_a_stage_does_while_it_would_be_idle_costs_nothing() -> None:
-    """The last stage's input is there long before the first micro-batch is, though it takes a fifth of a step."""
-    simulated = simulate(replace(PIPELINE, faults=(Fault("input", (14,), 0.2),)))
-    truth = simulated.truth
-    assert truth.total_ns < 1.002 * truth.repaired_ns
-    assert [verdict.kind for verdict in judge(simulated.run).verdicts] == ["balanced"]
-
-
 def test_ranks_that_do_other_things_each_step_are_judged_without_a_replay() -> None:
     """Sends and receives that come in no order are no pipeline's."""
     run = simulate(replace(PIPELINE, faults=(Fault("compute", (6,), 0.15),))).run

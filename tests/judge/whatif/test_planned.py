@@ -203,10 +203,3 @@ def test_a_few_long_stalls_do_not_hide_that_work_explains_who_is_late() -> None:
     late[0, 20::50] += 3 * found.step_ns
     assert uneven.explained(late, more) == pytest.approx(uneven.explained(found.delay, more), abs=0.05)
     assert uneven.levelled(replace(found, delay=late), DEFAULT, None) is not found
-
-
-def test_no_rank_is_named_for_longer_batches_by_chance_among_checkpoints() -> None:
-    """Eleven steps of 13 % more tokens than the others' are what sixteen ranks come to in two hundred steps."""
-    job = Scenario(16, 200, 8030067, stretches=3, step_ms=100.27222307053765, checkpoint_every=50)
-    report = judge(simulate(replace(job, varying_lengths=0.08660268659947865)).run)
-    assert [verdict.kind for verdict in report.verdicts] == ["uneven_workload"]

@@ -35,19 +35,6 @@ def test_what_ends_a_slow_segment_can_be_set() -> None:
     assert _reported(judge(run, Settings(recovered_steps=30)).verdicts) == [((2,), "input", 20, None)]
 
 
-def test_on_top_of_a_slow_gpu_a_late_input_is_reported_separately() -> None:
-    """With its own cause, cost and steps, and that it comes on top of what the rank is late by anyway."""
-    faults = (Fault("compute", (3,), 0.1), Fault("input", (3,), 0.15, 60, 90))
-    made = simulate(Scenario(16, 120, faults=faults))
-    late, slow = judge(made.run).verdicts
-    assert _reported((late, slow)) == [((3,), "input", 60, 90), ((3,), "compute", 0, None)]
-    alone = (made.truth.total_ns - made.truth.repaired_each_ns[1]) / 30e6
-    assert late.cost_ms_per_step == pytest.approx(alone, rel=0.1)
-    assert late.given == slow.given == ()
-    assert any(line.startswith("in addition to its usual delay of ") for line in late.evidence)
-    assert not any("on top of" in line for line in slow.evidence)
-
-
 def test_what_a_queue_hides_of_an_input_is_why_it_is_later_where_there_is_no_queue() -> None:
     """It takes as long in all steps, of which the first follow no work that is still queued."""
     faults = (Fault("input", (3,), 0.05), Fault("input", (3,), 0.15, 0, 30))
