@@ -87,18 +87,24 @@ def exit_words(code: int, killed_by: int | None) -> str:
 
 def _lost_node(run: Run) -> tuple[str, int] | None:
     """The node with which contact was lost first, before the job's end, and its last measurement, ns; one of none of
-    whose ranks an end was seen.
-
-    An agent that can be reached measures once more after that.
-    """
+    whose ranks an end was seen."""
     if run.job.source != Job.source or run.job.ended_ns is None or run.job.exit_code is None:
         return None
-    at_work = _left_at_work(run)
-    if not at_work:
-        return None
-    heard = _last_heard(run, at_work)
-    first = min(heard, key=lambda one: heard[one])
-    return (first, heard[first]) if heard[first] < run.job.ended_ns else None
+    return min(_silent(run, _left_at_work(run)).items(), key=lambda one: one[1], default=None)
+
+
+def _silent(run: Run, at_work: Iterable[str]) -> dict[str, int]:
+    """Which of these nodes were not heard until the job's end, and when their newest measurement was made, ns.
+
+    An agent that can be reached measures once more after the end. Only that of ``hindmost run`` hears of it at the same
+    time as the collector, and may be done a moment before.
+    """
+    end = run.job.ended_ns if run.job.exit_code is not None else None
+    return {
+        node: last
+        for node, last in _last_heard(run, at_work).items()
+        if end is None or last < end - (LOOK_NS if node == run.job.host else 0)
+    }
 
 
 def _left_at_work(run: Run) -> dict[str, list[int]]:
@@ -134,8 +140,7 @@ def undelivered(run: Run) -> list[str]:
         return []
     at_work = _left_at_work(run)
     end = run.job.ended_ns if run.job.exit_code is not None else None
-    heard = sorted(_last_heard(run, at_work).items())
-    return [_lost_data(run, node, at_work[node], last, end) for node, last in heard if end is None or last < end]
+    return [_lost_data(run, node, at_work[node], last, end) for node, last in sorted(_silent(run, at_work).items())]
 
 
 def _lost_data(run: Run, node: str, ranks: list[int], last_ns: int, end_ns: int | None) -> str:

@@ -164,6 +164,7 @@ def _job(name: str, meta: dict[str, Any], tables: dict[str, Table]) -> Job:
         ended_ns=meta.get("ended_ns"),
         exit_code=meta.get("exit_code"),
         interrupted_by=meta.get("interrupted_by"),
+        host=meta.get("host"),
         no_ring=meta.get("no_ring"),
         entered=meta.get("entered") is True,
         thresholds=_thresholds(meta.get("thresholds")),
