@@ -192,19 +192,9 @@ def _names_the_slow(found: dict[str, Any]) -> dict[str, Any]:
 
 def open_mpi(scene: Scene, steps: int) -> list[str]:
     """mpirun of Open MPI 5."""
-    words = [
-        "mpirun",
-        "--bind-to",
-        "none",
-        "--prtemca",
-        "plm_ssh_agent",
-        scene.net.agent,
-        "--mca",
-        "btl",
-        "tcp,self,sm",
-    ]
-    where = ["--host", "node-a:2,node-b:2", "-np", str(RANKS)]
-    return [*words, *where, sys.executable, *scene.rank("mpi", steps)]
+    words = ["mpirun", "--bind-to", "none", "--prtemca", "plm_ssh_agent", scene.net.agent]
+    words += ["--mca", "btl", "tcp,self,sm", "--host", "node-a:2,node-b:2", "-np", str(RANKS)]
+    return [*words, sys.executable, *scene.rank("mpi", steps)]
 
 
 def run_open_mpi_5(scene: Scene) -> dict[str, Any]:
@@ -452,7 +442,7 @@ class Case:
 
 def cases(settings: Settings) -> dict[str, Case]:
     """Every scenario by its name."""
-    torch = (str(settings.torch),)
+    torch, horovodrun = (str(settings.torch),), str(settings.torch.with_name("horovodrun"))
     return {
         "openmpi5": Case("mpirun of Open MPI 5", run_open_mpi_5, needs=("mpirun",)),
         "openmpi4": Case("mpirun of Open MPI 4", run_open_mpi_4, needs=(DEBIAN_MPI, DEBIAN_LIBMPI)),
@@ -460,7 +450,7 @@ def cases(settings: Settings) -> dict[str, Case]:
         "torchrun": Case("torchrun, rendezvous c10d", run_torchrun, needs=torch),
         "torchrun2": Case("torchrun on each host by mpirun", run_torchrun_under_mpirun, needs=("mpirun", *torch)),
         "each": Case("hindmost run on each host, one report", run_each, needs=torch),
-        "horovodrun": Case("horovodrun over gloo, one disk", run_horovodrun, shared=True, needs=torch),
+        "horovodrun": Case("horovodrun over gloo, one disk", run_horovodrun, shared=True, needs=(horovodrun,)),
         "ipv6": Case("IPv6 alone", run_script, kind="v6"),
         "two": Case("hosts meet on the second interface", run_script, kind="two"),
         "nat": Case("a host behind a router that masquerades", run_script, kind="nat", needs=("nft",)),
@@ -484,6 +474,7 @@ def play(case: Case, folder: Path, settings: Settings) -> dict[str, Any]:
     try:
         return {"passed": True, **case.play(scene)}
     except AssertionError as error:
-        return {"passed": False, "why": str(error)}
+        said = folder / "said.log"
+        return {"passed": False, "why": str(error), "said": said.read_text()[-2000:] if said.exists() else ""}
     finally:
         scene.close()
