@@ -194,7 +194,7 @@ def _ranges(begin: Array, count: Array) -> Array:
 def _by_instance(table: Table) -> tuple[Array, Array, Array]:
     """``(what sorts rows by instance, where each begins in that order, how many rows it has)``."""
     keys = [table[name] for name in _INSTANCE if not is_constant(table[name])]
-    order = np.lexsort(keys[::-1]) if keys else np.arange(len(table["seq"]))
+    order = np.lexsort([_narrowed(key) for key in keys[::-1]]) if keys else np.arange(len(table["seq"]))
     fresh = np.zeros(len(order), dtype=bool)
     fresh[:1] = True
     for key in keys:
@@ -202,6 +202,12 @@ def _by_instance(table: Table) -> tuple[Array, Array, Array]:
         fresh[1:] |= column[1:] != column[:-1]
     begin = np.flatnonzero(fresh)
     return order, begin, np.diff(begin, append=len(order))
+
+
+def _narrowed(key: Array) -> Array:
+    """The same order in two bytes a value where that is enough: numpy sorts them by their digits."""
+    least = key.min()
+    return (key - least).astype(np.uint16) if key.max() - least < 1 << 16 else key
 
 
 def _shares(rank: Array, duration: Array, group: Array, count: int) -> Mapping[str, tuple[Array, Array]]:
