@@ -122,7 +122,7 @@ def test_nothing_is_lost_at_sixty_columns() -> None:
     """Each line but a command's fits, each word of each verdict is there, and so is each column that decided one."""
     for name in [*REPORTS][::3]:
         found = REPORTS[name]()
-        shown = text.render(found, 60, explain=True)
+        shown = text.render(found, 60, explain=True, path="RUN")
         wide = [line for line in shown.splitlines() if len(line) > 60 and not line.lstrip().startswith("`")]
         assert wide == [], name
         words = "".join(shown.split())
