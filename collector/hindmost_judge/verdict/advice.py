@@ -26,7 +26,7 @@ from hindmost_judge.job_command import (
 from hindmost_judge.model import GPU_TIME, Job, Run, rows
 from hindmost_judge.verdict import stacks
 from hindmost_judge.verdict.schema import Verdict
-from hindmost_judge.verdict.wording import attach, names, with_cause
+from hindmost_judge.verdict.wording import SAVING, attach, names, with_cause
 
 #: Nodes, and processes, that an advice lists.
 _NAMED, _PIDS = 4, 4
@@ -144,10 +144,10 @@ def on(found: Verdict, run: Run, *, storage: bool = False, usual: float = 0.0) -
     if off:
         lines = [f"rank {rank} was off the CPU at {line} in {often}" for rank, (line, often) in off.items()]
         found = replace(found, evidence=(*found.evidence[:1], *with_cause(lines, found.evidence[1:])))
-    marked = bool((run.steps["input_ns"] >= 0).any() or (run.intervals["name"] == "input").any())
-    loads = run.job.source == Job.source and in_python(run) and not marked  # perhaps, by a loader of its own
-    if found.cause == "unknown" and found.partial == "blocked" and loads:
-        do.append(_MARK_INPUT)
+    phase = "input" if found.kind == "straggler" else "checkpoint"  # perhaps, by code of its own
+    marked = bool((run.steps[f"{phase}_ns"] >= 0).any() or (run.intervals["name"] == phase).any())
+    if found.cause == "unknown" and found.partial == "blocked" and run.job.source == Job.source and not marked:
+        do += [_PERHAPS[phase]] * (phase == "checkpoint" or in_python(run))
     return replace(found, advice=tuple(do))
 
 
@@ -161,8 +161,11 @@ def by_torch(run: Run) -> bool:
     return not frameworks or not frameworks.isdisjoint(_TORCH)
 
 
-#: How a job's own loader says when it loads: reports call that waiting for input.
-_MARK_INPUT = 'if that is loading input, mark it: `import hindmost` and `with hindmost.phase("input"):` around it'
+#: What code of the job may do where it is off the CPU: a loader of its own is to say when it loads.
+_PERHAPS = {
+    "input": 'if that is loading input, mark it: `import hindmost` and `with hindmost.phase("input"):` around it',
+    "checkpoint": f"if it saves checkpoints there, save {SAVING}",
+}
 
 
 def of_cause(cause: str, at: Place) -> str:
@@ -211,7 +214,7 @@ _OF_CAUSE = {
     "gpu_contention": "stop other processes on the {gpu} of {who}{on} (`nvidia-smi{smi}` lists them), or move {it}",
     "gpu_throttle": "check cooling and power limit{on}: `nvidia-smi -q -d PERFORMANCE,POWER,TEMPERATURE{smi}`",
     "gc": "call gc.freeze() after start-up, or gc.collect() in the same step on all ranks",
-    "checkpoint": "write checkpoints in the same step on all ranks, or in the background",
+    "checkpoint": f"save {SAVING}",
     "memory": "free memory{on}: `free -m` and `vmstat 1` show who uses it and what is swapped",
     "io": "check the disk or mount that {who} {reads}{on}: `iostat -x 1`",
     "workload": "give {who} as much work per step as {its} peers",

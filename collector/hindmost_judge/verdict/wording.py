@@ -26,6 +26,8 @@ _COLLECTIVES = re.compile(r"(?<![\w./-])collectives(?![\w/-]|\.\w)")
 
 #: How a note on a stall begins, and how one on a wait before the first step.
 STALL, START_UP = "stall ", "start-up: "
+#: How checkpoints cost less.
+SAVING = "in the background, less often, or to faster storage"
 #: What is said of a job of one rank, in place of whether it is slow.
 ALONE = "no other rank to compare it with"
 #: How the evidence begins where there is no rank.

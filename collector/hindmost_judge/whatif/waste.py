@@ -208,7 +208,7 @@ class Planned(NamedTuple):
     note: str
 
 
-_WRITES = _Words("writes checkpoints", "write checkpoints", "in the background, or less often", "checkpoint")
+_WRITES = _Words("writes checkpoints", "write checkpoints", wording.SAVING, "checkpoint")
 _EVALUATES = _Words(
     "evaluates longer than its peers", "evaluate longer than their peers", "spread over all ranks, or less often"
 )
@@ -216,7 +216,7 @@ _EVALUATES = _Words(
 _PAUSES = _Words(
     "pauses (at regular intervals, as for checkpoints)",
     "pause (at regular intervals, as for checkpoints)",
-    "in the background, or less often",
+    wording.SAVING,
 )
 
 

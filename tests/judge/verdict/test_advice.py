@@ -10,6 +10,9 @@ from hindmost_judge.judge import judge
 from hindmost_judge.model import COLLECTIVES, STEPS, Run, empty
 from hindmost_judge.verdict import advice
 from hindmost_judge.verdict.schema import CAUSES, Verdict
+from hindmost_judge.verdict.wording import SAVING
+
+from tests.scenarios import loads
 
 RUN = simulate(Scenario(ranks=8, steps=4)).run
 
@@ -129,3 +132,14 @@ def test_the_command_names_the_process_and_the_gpu() -> None:
         r"nvidia-smi -q -d PERFORMANCE,POWER,TEMPERATURE -i GPU-", late("gpu_throttle", gpus=True, framework="torch")
     )
     assert "num_workers" in late("input", gpus=True, framework="torch")
+
+
+@pytest.mark.parametrize(
+    ("when", "said"), [({"every": 20}, f"if it saves checkpoints there, save {SAVING}"), ({}, "if that is loading")]
+)
+def test_off_the_cpu_a_rank_may_save_now_and_then_or_load_in_each_step(when: dict[str, int], said: str) -> None:
+    """Neither was marked."""
+    fault = {"rank": 2, "blocked": 70.0, **when}
+    (found,) = judge(loads.make(loads.Load(ranks=4, steps=200, compute=10.0, faults=[fault]))).verdicts
+    assert (found.ranks, found.cause) == ((2,), "unknown")
+    assert [one.startswith(said) for one in found.advice] == [False, True]
