@@ -30,10 +30,13 @@ _OVERLAP = 10
 _BORDER, _SHARP = 8, 0.25
 #: A phase is reported if it grew by this share of the step's growth.
 _PART = 0.1
+_QUEUE = ("runqueue", "self_runqueue")
+#: Waits for a CPU are why steps are longer from this part of it on.
+_MOST = 0.5
 #: Measures of what a rank did in its phases.
 _WITHIN = {
     **dict.fromkeys(("cpu", "self_cpu"), "CPU time"),
-    **dict.fromkeys(("runqueue", "self_runqueue"), "waiting for a CPU"),
+    **dict.fromkeys(_QUEUE, "waiting for a CPU"),
     "self_blocked": "off the CPU",
 }
 #: The work grew in about the ratio in which steps did, if by this share of it or more.
@@ -105,7 +108,9 @@ def with_slowed(found: Sequence[Verdict], slowed: Slowed | None) -> list[Verdict
     if slowed is None or slowed.until_step is not None:
         return list(found)
     why = _why(slowed)
-    advice = f"find what changed at step {slowed.since_step}: data, clocks, other jobs on the nodes"
+    queued = max(slowed.phases_ms.get(name, 0.0) for name in _QUEUE) >= _MOST * (slowed.step_ms - slowed.was_ms)
+    changed = "what has used the CPUs since" if queued else "what changed (data, clocks, other jobs on the nodes) at"
+    advice = f"find {changed} step {slowed.since_step}"
     return [
         replace(one, evidence=(*why, *one.evidence), advice=(advice, *(one.advice if one.kind != "balanced" else ())))
         if one.kind in ("balanced", "insufficient_data")
