@@ -100,6 +100,7 @@ def test_a_run_that_hung_is_never_simply_faster() -> None:
     (result,) = [line for line in text.render(found, width=300).splitlines() if line.startswith("RESULT")]
     assert result.split(maxsplit=1)[1].startswith("B did not finish: HUNG in step 150: rank 3 did not arrive")
     assert result.index("did not finish") < result.index("B is faster by")
+    assert text.render(found, width=300).count("HUNG") == 1
 
 
 @pytest.mark.parametrize(
@@ -115,7 +116,7 @@ def test_a_run_that_did_not_end_well_is_never_simply_faster(ended: dict[str, Any
     cut = dataclasses.replace(cut, job=dataclasses.replace(cut.job, **ended))
     lines = text.render(compare(job(faults=[SLOW]), cut), width=300).splitlines()
     (line,) = [line for line in lines if f"B {said}" in line]
-    assert line.startswith(f"RESULT B {said}; up to there: B is faster by")
+    assert line.startswith(f"RESULT B {said}; until then B is faster by")
 
 
 def test_what_acts_in_a_part_of_the_steps_is_a_change_of_the_mean() -> None:

@@ -436,7 +436,7 @@ def _result(found: Mapping[str, Any], pace: tuple[str, str]) -> tuple[str, str]:
         return steps, style
     failed = [label for label, (_, by_user) in ends.items() if not by_user]
     style = f"bold {_WORSE if 'B' in failed else _BETTER if failed else 'yellow'}"
-    return f"{'; '.join(f'{label} {said}' for label, (said, _) in ends.items())}; up to there: {steps}", style
+    return f"{'; '.join(f'{label} {said}' for label, (said, _) in ends.items())}; until then {steps}", style
 
 
 def _end(found: Mapping[str, Any], label: str) -> tuple[str, bool] | None:
@@ -509,7 +509,8 @@ def render_scaling(found: Mapping[str, Any], width: int = 100, color: bool = Fal
     for run in runs:
         if run["efficiency"] is not None:
             bar = "█" * round(min(run["efficiency"], 1.0) * _BAR)
-            page.print(Text(f"{run['label']}  {run['ranks']:>7,} ranks  {bar:<{_BAR}}  {ratio(run['efficiency'])}"))
+            ranks = f"{run['label']}  {columns.count(run['ranks'], 'rank'):>13}"
+            page.print(Text(f"{ranks}  {bar:<{_BAR}}  {ratio(run['efficiency'])}"))
     page.print(_where(runs))
     page.print(paragraph("share of the mean step, of the typical rank; a fault of one rank: report that run", "dim"))
     return written(page)
@@ -563,7 +564,7 @@ def _by(step: Mapping[str, Any]) -> tuple[str, str, str]:
 
 
 def _changes(verdicts: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    new = [("NEW", _WORSE, _sentence(one)) for one in verdicts["new"]]
+    new = [("NEW", _WORSE, _sentence(one)) for one in verdicts["new"] if one["kind"] not in STOPS]  # RESULT has these
     gone = [
         ("GONE", _BETTER, _sentence(one))
         for one in verdicts["gone"]
