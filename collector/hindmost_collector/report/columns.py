@@ -355,7 +355,7 @@ def _of_cost(report: Mapping[str, Any]) -> str:
         least = "at least " if one.get("cost_is") == AT_LEAST else ""
         if waited > _DIFFERENT * cost:
             amount = f"{number(cost)} of the {number(waited)} ms of {names(who)}"
-            return f". COST is {least}{amount}: the rest overlaps computing, or becomes a wait for the next rank"
+            return f". COST is {least}{amount}. The rest overlaps computing, or becomes a wait for the next rank"
         if waited * _DIFFERENT < cost:
             return " in collectives alone; COST counts other delays too"
     return ""
