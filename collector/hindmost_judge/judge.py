@@ -8,7 +8,7 @@ from functools import partial
 
 import numpy as np
 
-from hindmost_judge import communication, detect, overview, usage
+from hindmost_judge import communication, detect, overview, tuning, usage
 from hindmost_judge.blocks import Blocks, Sharing, Slowdown
 from hindmost_judge.causes import cpu_sharing, launch_bound, loading, stopped, telemetry
 from hindmost_judge.detect import hang, host_work, intermittent, slow_link, straggler, uneven
@@ -97,6 +97,7 @@ def _of_those_that_meet(run: Run, settings: Settings) -> Report:
     found = inconclusive.without_lost_leads(found, blocks)
     if not found:
         found.append(_nothing(run, stops.without_stalls(blocks, stalls), settings))
+    found = tuning.with_domains(found, run, seen, stalled=bool(stalls))
     found = stops.with_ended_stalls(missing_ranks.with_missing_ranks(found, run, blocks), stalls, run)
     slower = all_slower.find_slowed(blocks, found) if blocks is not None and stop is None else None
     found = all_slower.with_slowed(found, slower)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -23,6 +23,7 @@ from hindmost_judge.stats.robust import lower_median
 from hindmost_judge.timeline import messages
 from hindmost_judge.types import Floats
 from hindmost_judge.verdict import advice
+from hindmost_judge.verdict.schema import UNSURE, Verdict
 from hindmost_judge.verdict.wording import ms, percent
 
 
@@ -318,14 +319,16 @@ def _too_few_threads(facts: Facts) -> Advice | None:
     if not facts.cpus_each >= 2.0 or (facts.run.ranks["gpu_uuid"] != "").any():
         return None
     used, busiest = facts.typical("cpu_seconds_total", "rate"), max(facts.used.values(), default=1.0)
-    if not 0.8 <= used <= ONE_THREAD or busiest > HALF + 0.1 or not (facts.torch or "keras" in facts.frameworks):
+    if not 0.8 <= used <= ONE_THREAD or busiest > HALF + 0.1:
         return None
     cpus = int(facts.cpus_each)
+    set_threads = f"`export OMP_NUM_THREADS={cpus}`"
+    by_torch = facts.torch or "keras" in facts.frameworks
     return Advice(
         "threads of each rank",
         f"each rank computes on {used:.1f} of its {cpus} CPUs, and the node is {percent(busiest)} busy",
         f"at most {ONE_THREAD} CPUs of a rank in use, {percent(HALF + 0.1)} of the node",
-        f"`export OMP_NUM_THREADS={cpus}` (torchrun sets 1)",
+        f"{set_threads} (torchrun sets 1)" if by_torch else f"more ranks; with NumPy or OpenMP {set_threads}",
         0.5,
         adds=True,
     )
@@ -637,6 +640,29 @@ def _storage(facts: Facts) -> Advice | None:
             )
     why = f"{percent(BLOCKED)} of the time, input {percent(INPUT)} of the step"
     return Advice("storage", found, why, do, facts.input)
+
+
+def with_domains(found: Sequence[Verdict], run: Run, seen: Overview | None, *, stalled: bool) -> list[Verdict]:
+    """The verdicts, with an uneven domain as their reason. A rank that is late in all steps may have a slow CPU, too.
+
+    One with more work that it does before some exchanges is late in these: it does not stall. Where noise may be as
+    long as the wait, the measured work is its reason."""
+    late = [one for one in found if one.kind in ("straggler", "intermittent") and one.cause in ("compute", "unknown")]
+    doubtful = [one for one in found if one.kind == "balanced" and one.confidence == UNSURE and not stalled]
+    uneven = _domains(Facts(run, seen, ())) if late or doubtful else None
+    if uneven is None:
+        return list(found)
+
+    def explained(one: Verdict) -> Verdict:
+        if one in doubtful:
+            why, do = (uneven.found,), (uneven.set,)
+            return replace(one, kind="uneven_workload", cause="workload", confidence=0.7, evidence=why, advice=do)
+        if one not in late or one.ranks != uneven.ranks:
+            return one
+        cause = "workload" if one.kind == "intermittent" else one.cause
+        return replace(one, cause=cause, advice=(f"{uneven.set} ({uneven.found})", *one.advice))
+
+    return [explained(one) for one in found]
 
 
 def _domains(facts: Facts) -> Advice | None:

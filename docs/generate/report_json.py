@@ -63,8 +63,7 @@ SECTIONS: dict[Any, tuple[str, dict[str, str]]] = {
             "explained": "share of the delay that the cause's measurement explains",
             "partial": "with cause `unknown`: the measurement that explains most",
             "evidence": "sentences with the measurements behind it",
-            "advice": "what to do; in `/2` settings of `sections.advice` that remedy it come first, or instead; uneven"
-            " domains make the cause of an intermittent delay `workload`",
+            "advice": "what to do; in `/2` settings of `sections.advice` that remedy slow input are in its place",
         },
     ),
     contract.JobSummary: (

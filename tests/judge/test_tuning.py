@@ -11,6 +11,7 @@ from hindmost_judge import tuning
 from hindmost_judge.communication import Traffic
 from hindmost_judge.model import Run
 from hindmost_judge.overview import Overview
+from hindmost_judge.verdict.schema import UNSURE, Verdict
 
 from tests.runs import made
 
@@ -143,6 +144,12 @@ CASES: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = [
         "computes on 1.0 of its 4 CPUs",
         {"run": job(*of_ranks(cpu_seconds_total=1.0), *cpu_time(0.25))},
         {"run": job(*of_ranks(cpu_seconds_total=3.5), *cpu_time(0.9))},
+    ),
+    (  # of NumPy, too
+        "threads of each rank",
+        "computes on 1.0 of its 4 CPUs",
+        {"run": job(*of_ranks(cpu_seconds_total=1.0), *cpu_time(0.25), framework="mpi4py")},
+        {"run": job(*of_ranks(cpu_seconds_total=3.5), *cpu_time(0.9), framework="mpi4py")},
     ),
     (
         "DataLoader workers",
@@ -346,6 +353,32 @@ def test_a_rank_that_waits_for_a_cpu_has_no_larger_domain() -> None:
     assert "uneven domains" not in advised(run, replace(slow, planes={**slow.planes, "self_cpu": waits}))
     needs = advised(run, replace(slow, planes={**slow.planes, "self_cpu": slow.planes["self"]}))
     assert needs["uneven domains"].ranks == (3,)
+
+
+LATE = Verdict("straggler", ranks=(3,), cause="compute", advice=("look",))
+DOUBTFUL = Verdict("balanced", confidence=UNSURE, advice=("wait",))
+
+
+@pytest.mark.parametrize(
+    ("late", "stalled", "kind", "cause", "first"),
+    [
+        pytest.param(LATE, False, "straggler", "compute", True, id="which may have a slow CPU, too"),
+        pytest.param(replace(LATE, kind="intermittent"), False, "intermittent", "workload", True, id="sometimes"),
+        pytest.param(replace(LATE, ranks=(2,)), False, "straggler", "compute", False, id="another rank"),
+        pytest.param(replace(LATE, cause="cpu_contention"), False, "straggler", "cpu_contention", False, id="waits"),
+        pytest.param(DOUBTFUL, False, "uneven_workload", "workload", True, id="noise may be as long"),
+        pytest.param(DOUBTFUL, True, "balanced", None, False, id="a stall has another reason"),
+        pytest.param(replace(DOUBTFUL, confidence=0.9), False, "balanced", None, False, id="it costs nothing"),
+    ],
+)
+def test_an_uneven_domain_is_the_reason_of_a_wait(
+    late: Verdict, stalled: bool, kind: str, cause: str | None, first: bool
+) -> None:
+    """Rank 3 has twice the memory, and works longer. Its verdict says so in every format, and what to divide."""
+    run = job(*of_memory(1.0, 1.0, 1.0, 2.0), framework="mpi")
+    (found,) = tuning.with_domains([late], run, works(50.0, 50.0, 50.0, 90.0), stalled=stalled)
+    assert (found.kind, found.cause) == (kind, cause)
+    assert found.advice[0].startswith("divide the domain by work") == first
 
 
 @pytest.mark.parametrize(("middle", "uneven"), [(100, False), (200, True)])

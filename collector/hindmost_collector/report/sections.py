@@ -14,7 +14,7 @@ from typing import Any
 
 from hindmost.errors import UsageError
 from hindmost_judge import wall_clock
-from hindmost_judge.verdict.schema import SCHEMA, unsure
+from hindmost_judge.verdict.schema import SCHEMA
 from hindmost_judge.verdict.wording import UNMEASURED, duration, percent
 
 from hindmost_collector.report import columns
@@ -255,19 +255,14 @@ def listed() -> str:
 
 
 def added(report: Mapping[str, Any], found: Sections) -> dict[str, Any]:
-    """The report with its sections, as ``hindmost.report/2``. Settings that remedy a verdict are its first advice."""
+    """The report with its sections, as ``hindmost.report/2``. Settings that remedy slow input are its advice."""
     settings = (found.get("advice") or {}).get("settings", [])
-    stalled = bool(report["job"].get("stalls"))
-    verdicts = [_remedied(one, settings, stalled=stalled) for one in report["verdicts"]]
+    verdicts = [_remedied(one, settings) for one in report["verdicts"]]
     return {**report, "schema": WITH_SECTIONS, "verdicts": verdicts, "sections": found}
 
 
-_LOADERS, _DOMAINS = ("DataLoader workers", "small reads", "storage"), ("uneven domains",)
-#: Settings that are the remedy of a kind of verdict, by its cause.
-_REMEDIES = {
-    ("input_bound", "input"): _LOADERS,
-    **{(kind, cause): _DOMAINS for kind in ("straggler", "intermittent") for cause in ("compute", "unknown")},
-}
+#: Settings that are the remedy of slow input.
+_LOADERS = ("DataLoader workers", "small reads", "storage")
 
 
 def as_text(ranks: Iterable[int]) -> str | None:
@@ -275,17 +270,11 @@ def as_text(ranks: Iterable[int]) -> str | None:
     return ",".join(map(str, ranks)) or None
 
 
-def _remedied(verdict: Mapping[str, Any], settings: Iterable[Mapping[str, Any]], *, stalled: bool) -> Mapping[str, Any]:
-    """Advice on input is for a recording that shows no setting. A late rank may have a slow CPU, too.
-
-    A rank with more work that it does before some exchanges is late in these: it does not stall."""
-    doubtful, ranks = verdict["kind"] == "balanced" and unsure(verdict) and not stalled, verdict["ranks"]
-    names = _DOMAINS if doubtful else _REMEDIES.get((verdict["kind"], verdict["cause"]), ())
-    meant = [one for one in settings if one["name"] in names and (doubtful or one["ranks"] == as_text(ranks))]
-    first = [f"{one['set']} ({one['found']})" for one in meant]
-    own = [] if first and verdict["kind"] == "input_bound" else verdict["advice"]
-    cause = "workload" if first and verdict["kind"] == "intermittent" else verdict["cause"]
-    return {**verdict, "cause": cause, "advice": [*first, *own]}
+def _remedied(verdict: Mapping[str, Any], settings: Iterable[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Advice on input is for a recording that shows no setting."""
+    slow_input = (verdict["kind"], verdict["cause"]) == ("input_bound", "input")
+    found = [f"{one['set']} ({one['found']})" for one in settings if slow_input and one["name"] in _LOADERS]
+    return {**verdict, "advice": found} if found else verdict
 
 
 #: Parts of the wall clock that the one line names: from this share on, and so many.

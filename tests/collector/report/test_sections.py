@@ -275,22 +275,17 @@ def test_a_brief_report_is_below_8_kb(ranks: int) -> None:
 
 SETTING = {"threshold": "10 %", "share": 0.5, "ranks": None}
 LOADER = {"name": "storage", "set": "`cp -r data /dev/shm`", "found": "input costs 60 % of the step", **SETTING}
-DOMAIN = {**SETTING, "name": "uneven domains", "set": "`fix balance`", "found": "it works 9.0 ms", "ranks": "3"}
 
 
-@pytest.mark.parametrize(("name", "setting", "left"), [("input-bound", LOADER, 0), ("straggler", DOMAIN, 1)])
-def test_a_setting_that_remedies_a_verdict_is_its_first_advice(name: str, setting: Any, left: int) -> None:
-    """Once, in text and brief: general advice on input is gone, that on a slow rank comes after it. The cause stays."""
-    found = judged(name)[1]
-    report = sections.added(found.to_dict(), {"advice": {"settings": [setting]}})
-    said, *own = report["verdicts"][0]["advice"]
-    assert said == f"{setting['set']} ({setting['found']})"
-    assert len(own) == left
-    assert report["verdicts"][0]["cause"] == found.to_dict()["verdicts"][0]["cause"]
-    assert text.render(report, width=200).count(setting["set"]) == 1
-    assert brief.render(report).count(setting["set"]) == 1
-    other = sections.added(found.to_dict(), {"advice": {"settings": [{**setting, "name": "GPU clocks"}]}})
-    assert other["verdicts"] == found.to_dict()["verdicts"]
+def test_a_setting_that_remedies_slow_input_is_its_advice() -> None:
+    """Once, in text and brief: general advice on input is gone."""
+    found = judged("input-bound")[1].to_dict()
+    report = sections.added(found, {"advice": {"settings": [LOADER]}})
+    assert report["verdicts"][0]["advice"] == [f"{LOADER['set']} ({LOADER['found']})"]
+    assert text.render(report, width=200).count(LOADER["set"]) == 1
+    assert brief.render(report).count(LOADER["set"]) == 1
+    other = sections.added(found, {"advice": {"settings": [{**LOADER, "name": "GPU clocks"}]}})
+    assert other["verdicts"] == found["verdicts"]
 
 
 def test_an_option_that_a_late_ranks_advice_names_is_no_second_advice() -> None:
@@ -302,45 +297,6 @@ def test_an_option_that_a_late_ranks_advice_names_is_no_second_advice() -> None:
     assert "TRY" in text.render(found, width=200)
     found["verdicts"][0]["advice"] = ["More DataLoader workers (num_workers) hide it"]
     assert "TRY" not in text.render(found, width=200)
-
-
-def test_uneven_domains_are_the_first_advice_on_a_rank_late_in_some_exchanges() -> None:
-    """A program that exchanges positions and forces works before one of the two alone."""
-    late = {**judged("straggler")[1].to_dict()["verdicts"][0], "kind": "intermittent", "cause": "unknown"}
-    found = judged("straggler")[1].to_dict() | {"verdicts": [late]}
-    report = sections.added(found, {"advice": {"settings": [DOMAIN]}})
-    assert report["verdicts"][0]["advice"][0] == f"{DOMAIN['set']} ({DOMAIN['found']})"
-    assert " more work than its peers, in some steps" in text.render(report).splitlines()[1]
-
-
-@pytest.mark.parametrize(
-    ("kind", "stalls", "added"),
-    [("balanced", [], True), ("insufficient_data", [], False), ("balanced", [{"since_s": 1.0}], False)],
-)
-def test_uneven_domains_are_what_to_do_about_a_suspected_rank(kind: str, stalls: list[Any], added: bool) -> None:
-    """Before more steps; too few steps, or a stall, are not due to them."""
-    found = judged("clean")[1].to_dict()
-    suspected = found["verdicts"][0] | {"kind": kind, "confidence": 0.3, "advice": ["wait"]}
-    found |= {"verdicts": [suspected], "job": found["job"] | {"stalls": stalls}}
-    report = sections.added(found, {"advice": {"settings": [DOMAIN]}})
-    assert report["verdicts"][0]["advice"] == [f"{DOMAIN['set']} ({DOMAIN['found']})"] * added + ["wait"]
-
-
-def test_a_setting_about_another_rank_does_not_remedy_a_verdict() -> None:
-    """Rank 3 is the straggler, not rank 30."""
-    found = judged("straggler")[1].to_dict()
-    report = sections.added(found, {"advice": {"settings": [{**DOMAIN, "ranks": "30"}]}})
-    assert report["verdicts"] == found["verdicts"]
-
-
-def test_a_domain_is_not_divided_for_a_rank_that_waits_for_a_cpu() -> None:
-    """It may have more memory than the others, and is late for something else."""
-    found = judged("straggler")[1].to_dict()
-    (late,) = found["verdicts"]
-    waits = found | {"verdicts": [late | {"cause": "cpu_contention"}]}
-    report = sections.added(waits, {"advice": {"settings": [DOMAIN]}})
-    assert report["verdicts"] == waits["verdicts"]
-    assert DOMAIN["set"] not in text.render(report, width=200)
 
 
 def test_a_setting_has_the_columns_of_its_table_with_the_ranks_that_it_is_about() -> None:
