@@ -61,10 +61,7 @@ def run(args: argparse.Namespace) -> int:
     ours = ("config", "set")
     options = resolve({name: value for name, value in vars(args).items() if name not in ours}, os.environ, args.config)
     settings = arguments.thresholds(args.set, args.config)
-    from hindmost_collector.ingest import handshakes
-
-    traced = options.tls_cert and "GRPC_VERBOSITY" not in os.environ and handshakes.capture()
-    with loading((handshakes.TRACE if traced else QUIET_GRPC) | {"GRPC_EXPERIMENTS": POLLER}):
+    with loading(QUIET_GRPC | {"GRPC_EXPERIMENTS": POLLER}):
         import grpc  # noqa: F401
     from hindmost_collector.main import run_collector
 

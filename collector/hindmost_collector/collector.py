@@ -8,7 +8,6 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hindmost.daemon_process import FULL_PERIOD_S
@@ -18,7 +17,6 @@ from hindmost_proto import retry
 
 from hindmost_collector.components import Components
 from hindmost_collector.http_client import Receiver
-from hindmost_collector.ingest import handshakes
 from hindmost_collector.ingest.chunk import finish
 from hindmost_collector.ingest.connections import listen
 from hindmost_collector.ingest.session import batch_ns
@@ -163,7 +161,6 @@ class Collector(Components):
         if http and not page:
             self._page = Page(http, self.endpoints, Door(self.gate, self.options))
         await self._server.start()
-        handshakes.watch(partial(self.ingest.rejected_calls.count, "tls"))
         if self.remote:
             self.remote.start()
         work = (self._ticks(), self.watch.run(), self.lag.watch(), tend(self))

@@ -5,12 +5,9 @@ import contextlib
 import datetime
 import hashlib
 import json
-import re
-import socket
 import ssl
 import subprocess
 import sys
-import urllib.request
 from pathlib import Path
 
 import pytest
@@ -24,7 +21,7 @@ from hindmost_collector.options import resolve
 from hindmost_proto.address import parse
 
 from tests.security.conftest import SECRET, client_of, collecting, greeted, hello_of, tls_of
-from tests.waiting import PATIENCE_S, wait_until
+from tests.waiting import PATIENCE_S
 
 #: A silent client that is let in is closed after a minute, whatever the timeout of its handshake.
 AT_ONCE_S = 30.0
@@ -100,64 +97,6 @@ async def test_agents_know_their_collector(authority: Path, secret: Path, client
 
     async with collecting(token_file=str(secret), **tls) as collector:
         assert refusal in (await greeted(collector.addresses["grpc"], Client(token=SECRET, **named)))
-
-
-#: Whose handshake fails: its certificate, or what it says without TLS, and the line that the collector writes.
-FAILING: dict[str, tuple[str | bytes | None, str]] = {
-    "expired": ("expired", "its certificate is not accepted (certificate has expired)"),
-    "another authority": ("other/n0", "not accepted (unable to get local issuer certificate)"),
-    "no certificate": (None, "it shows no certificate: give it --tls-cert and --tls-key"),
-    "no TLS": (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "it does not speak TLS: give it --tls-ca"),
-    "a browser": (b"GET / HTTP/1.1\r\n\r\n", "the page has another port"),
-    "a scanner": (b"", "no agent, or one whose --tls-ca or --collector does not fit --tls-cert"),
-}
-
-
-def test_a_handshake_that_fails_is_one_line_with_its_remedy(authority: Path, tmp_path: Path) -> None:
-    """It has the address of who called, and counts: the other end may be a machine that its owner cannot look into."""
-    options = [f"--{name.replace('_', '-')}={value}" for name, value in tls_of(authority).items()]
-    command = [sys.executable, "-m", "hindmost", "collector", "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0"]
-    with (tmp_path / "log").open("wb") as log:
-        collector = subprocess.Popen([*command, *options], stdout=subprocess.PIPE, stderr=log)
-    assert collector.stdout
-    said = json.loads(collector.stdout.readline())
-    where = parse(said["grpc"])
-    assert where is not None
-
-    def metric() -> str:
-        with urllib.request.urlopen(f"http://{said['http']}/metrics") as page:
-            found = re.search(r'refused_streams_total{reason="tls"} (.*)', page.read().decode())
-        return found[1] if found else ""
-
-    with collector:
-        for number, (shown, _) in enumerate(FAILING.values(), 2):
-            with socket.create_connection(where, source_address=(f"127.0.0.{number}", 0)) as connection:
-                fail(connection, shown, authority)
-        wait_until(lambda: metric() == f"{len(FAILING)}.0")
-        collector.kill()
-    lines = [line for line in (tmp_path / "log").read_text().splitlines() if "was refused" in line]
-    assert len(lines) == len(FAILING)
-    for number, (_, words) in enumerate(FAILING.values(), 2):
-        (line,) = (line for line in lines if f"ipv4:127.0.0.{number}:" in line)
-        assert words in line
-
-
-def fail(connection: socket.socket, shown: str | bytes | None, authority: Path) -> None:
-    """Say these bytes, or show this certificate, until the collector closes."""
-    if isinstance(shown, bytes):
-        connection.sendall(shown)
-        connection.shutdown(socket.SHUT_WR)
-        assert connection.recv(1024) == b""
-        return
-    context = ssl.create_default_context(cafile=f"{authority}/ca.pem")
-    context.set_alpn_protocols(["h2"])
-    if shown:
-        context.load_cert_chain(f"{authority}/{shown}.pem", f"{authority}/{shown}.key")
-    with (
-        contextlib.suppress(OSError, ssl.SSLError),
-        context.wrap_socket(connection, server_hostname="127.0.0.1") as secure,
-    ):
-        assert secure.recv(1024) == b""
 
 
 async def test_certificates_are_renewed_without_a_restart(authority: Path, tmp_path: Path) -> None:

@@ -167,15 +167,13 @@ HELLO_FIRST = "the first message of a stream must be Hello"
 UNKNOWN = "no valid token: give --token-file FILE, with the collector's secret or a token of its job"
 NO_RELAY = "only a relay may send for other agents: with the collector's secret, or a certificate named in its relays"
 #: A call of a method that is not served; bytes that are no message; a stream that does not begin with Hello; one that
-#: is refused for what its Hello says; one without proof of what it says; a
-#: handshake of TLS that failed.
-REASONS = ("method", "garbage", "hello", "refused", "credentials", "tls")
+#: is refused for what its Hello says; one without proof of what it says.
+REASONS = ("method", "garbage", "hello", "refused", "credentials")
 REFUSED = counter(
     "hindmost_collector_refused_streams_total",
     "Calls on the agents' port by other programs. `method`: of another service; `garbage`: no message of an agent; "
     "`hello`: began with another message, or none; `refused`: another protocol, or names too long. "
-    "`credentials`: no token, or one of something else; `tls`: a handshake that failed. "
-    "Without TLS, what is not HTTP/2 is not counted.",
+    "`credentials`: no token, or one of something else. What is not HTTP/2, or fails at TLS, is not counted.",
     "reason",
 )
 
@@ -189,10 +187,10 @@ class RejectedCalls(grpc.GenericRpcHandler):
         self._reported: dict[tuple[str, str], tuple[float, int]] = {}
         self.counts: Counter[str] = Counter()
 
-    def count(self, reason: str, peer: str, what: str) -> None:
+    def count(self, reason: str, context: Any, what: str) -> None:
         """Count one, and say so if nothing was said of its host and this reason for a minute."""
         self.counts[reason] += 1
-        pair, now = (reason, peer.rpartition(":")[0]), self._now()
+        pair, now = (reason, context.peer().rpartition(":")[0]), self._now()
         if pair not in self._reported and len(self._reported) >= _PAIRS:
             self._forget(now)
             pair = pair if len(self._reported) < _PAIRS else (reason, "")
@@ -201,7 +199,7 @@ class RejectedCalls(grpc.GenericRpcHandler):
             self._reported[pair] = (when, before + 1)
             return
         more = f" ({before} more like it since the last such line)" if before else ""
-        log.warning("%s was refused on the agents' port: %s%s", peer, what, more)
+        log.warning("%s was refused on the agents' port: %s%s", context.peer(), what, more)
         self._reported[pair] = (now, 0)
 
     def _forget(self, now: float) -> None:
@@ -214,7 +212,7 @@ class RejectedCalls(grpc.GenericRpcHandler):
 
     async def refuse(self, reason: str, context: Any, code: grpc.StatusCode, what: str) -> None:
         """Count a stream, and end it with the reason."""
-        self.count(reason, context.peer(), what)
+        self.count(reason, context, what)
         await context.abort(code, what)
 
     async def first(self, requests: AsyncIterator[Any], context: Any) -> Any | None:

@@ -15,7 +15,6 @@ import logging
 import random
 import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any, Protocol
 
 import grpc.aio
@@ -28,7 +27,6 @@ from hindmost_proto.varint import varint
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector, generate_latest
 from prometheus_client.core import Metric as ClientMetric
 
-from hindmost_collector.ingest import handshakes
 from hindmost_collector.ingest.connections import GONE, HELLO_FIRST, UNKNOWN, RejectedCalls, ended, listen, served
 from hindmost_collector.ingest.streams import LAST_WORD_S
 from hindmost_collector.options import Options, address
@@ -105,7 +103,6 @@ class Relay:
         if self._options.http_address:
             self._page = Page(self._options.http_address, RelayPage(self), Door(self.gate, self._options))
         await self._server.start()
-        handshakes.watch(partial(self.rejected_calls.count, "tls"))
         self._tasks = [asyncio.create_task(link.run()) for link in self.links]
         return {"grpc": bound, "http": self._page.address if self._page else None}
 
