@@ -228,7 +228,10 @@ class Outlet:
                 self.dropped += 1
                 return
             now, stops = self._clock(), one.event == "opened" and one.verdict["kind"] in STOPS
-            self._waiting = [(at, other) for at, other in self._waiting if not _outdated(other, one)]
+            left = [(at, other) for at, other in self._waiting if not _outdated(other, one)]
+            if one.event == "changed" and len(left) < len(self._waiting):  # what it changed from was never sent
+                one = replace(one, text=f"{_BEFORE['changed']}{one.opening}")
+            self._waiting = left
             before = next((at for at, (_, other) in enumerate(self._waiting) if _of_one(other, one)), None)
             if one.event == "changed" and before is not None:  # its opening has not been sent yet
                 self._waiting[before] = now, replace(one, event="opened", text=one.opening)

@@ -230,8 +230,10 @@ def test_changes_that_were_not_sent_yet_are_one(receiver: Receiver) -> None:
     out = outlet(receiver)
     out.put(event_of("opened", "1"))
     wait_until(lambda: receiver.bodies)
-    for _ in range(5):
-        out.put(event_of("changed", "1"))
+    change = {"event": "changed", "id": "1", "time_ns": 1, "verdict": verdict(), "before": verdict(cause="unknown")}
+    out.put(Notification.of("train", change, REPORT))
+    for cost in (1.0, 9.0):
+        out.put(Notification.of("train", {**change, "before": verdict(cost)}, REPORT))
     out.put(event_of("opened", "2"))
     out.put(event_of("changed", "2"))
     gate.set()
@@ -241,6 +243,7 @@ def test_changes_that_were_not_sent_yet_are_one(receiver: Receiver) -> None:
         ("changed", "1"),
         ("opened", "2"),
     ]
+    assert ": changed: SLOW rank 2 on n0: computing, since step 40; costs 3.9 of" in receiver.bodies[1]["text"]
 
 
 class Sent:
