@@ -353,6 +353,7 @@ def test_several_runs_show_how_far_more_ranks_are_faster() -> None:
     assert max(map(len, shown.splitlines())) <= 80
     bars = [line.count("█") for line in shown.splitlines() if "█" in line]
     assert bars == sorted(bars, reverse=True)
+    assert [line.split()[-1] for line in shown.splitlines() if line.startswith("A ")][-1] == "OK"
 
 
 def test_runs_that_cannot_be_compared_say_so() -> None:

@@ -248,6 +248,7 @@ def _row(run: Run, settings: Settings) -> dict[str, Any]:
         "load_balance": parallel.load_balance if parallel else None,
         "communication": parallel.communication if parallel else None,
         "verdict": report.verdicts[0].kind,
+        "head": of_verdict(report.to_dict()["verdicts"][0]).head,
     }
 
 
@@ -522,7 +523,7 @@ def _where(runs: Sequence[Mapping[str, Any]]) -> Table:
     table = table_of(["run", "ranks", *map(title_of, names), "first verdict"], left=("run", "first verdict"))
     for run in runs:
         cells = (ratio(run["shares"][name]) for name in names)
-        table.add_row(run["label"], sections.written(run["ranks"], "count"), *cells, run["verdict"].replace("_", " "))
+        table.add_row(run["label"], sections.written(run["ranks"], "count"), *cells, run["head"])
     return table
 
 
