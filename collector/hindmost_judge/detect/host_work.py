@@ -29,7 +29,7 @@ def find(blocks: Blocks, settings: Settings) -> list[Slowdown]:
     phases: tuple[str | None, ...] = (None,)
     if blocks.lanes is None:
         threshold = np.full(len(blocks.ranks), least)
-        delays = list(_delays(blocks.delay, blocks.cohort, 0, threshold, large, blocks.turn))
+        delays = list(_delays(blocks.delay, blocks.cohort, 0, threshold, large, _NEVER, blocks.turn))
     else:
         delays, phases = find_delays(blocks.lanes, least, large), blocks.lanes.phases
     last = np.argmax(blocks.caused, axis=0)
@@ -56,6 +56,8 @@ _MIN_Z = 4.5
 #: Steps that a delay lasts at least, and the share of all steps at least unless the delay is large. Hosts drift by
 #: less than that for tens of steps.
 _MIN_STEPS, _MIN_SHARE = 10, 0.125
+#: Whether a series may drift, and whether what seems a delay that ended may have been drift.
+_NEVER, _SLOWLY, _IN_PART = range(3)
 #: In runs with fewer steps than this, drift is no smaller than a delay: only large delays count.
 _SHORT_RUN = 40
 #: Neighbouring segments belong to one delay if the smaller level is at least this share of the larger.
@@ -97,15 +99,15 @@ def find_delays(lanes: Lanes, least: float, large: float) -> list[Delay]:
         if lanes.wait.lag == 0:  # what may be a wait proves no delay
             behind[waits] -= lanes.host[waits] - lanes.least[waits]
     steady = [_at_even_speed(behind, phase, waits) if phase != waits else None for phase in range(len(behind))]
-    drift = any(one is not None for one in steady)
+    drift = _IN_PART if any(one is not None for one in steady) else _SLOWLY
     for phase, (behind_peers, net_of_drift) in enumerate(zip(behind, steady, strict=True)):
         threshold = np.hypot(least, doubt[phase])  # noise and a wrong level add up only by chance
         sharp: list[Delay] = []
         if net_of_drift is not None:
             # Where a delay is, shows without drift; how large it is, with it: a core slower throughout is no drift.
-            seen = _delays(net_of_drift, lanes.cohort, phase, threshold, large, steady=True)
+            seen = _delays(net_of_drift, lanes.cohort, phase, threshold, large, _NEVER)
             sharp = [one._replace(level=float(behind_peers[one.row, one.first : one.stop].mean())) for one in seen]
-        blurred = _delays(behind_peers, lanes.cohort, phase, threshold, large, drift=drift)
+        blurred = _delays(behind_peers, lanes.cohort, phase, threshold, large, drift)
         delays += [*sharp, *(one for one in blurred if not any(_overlap(one, other) for other in sharp))]
     delays = [net for delay in delays if not _may_be_wait(lanes, delay) for net in _net(lanes, delay, least)]
     largest_first = sorted(delays, key=lambda delay: -delay.level * (delay.stop - delay.first))
@@ -136,22 +138,34 @@ def _overlap(one: Delay, other: Delay) -> bool:
 
 
 def _delays(
-    behind_peers: Floats,
-    cohort: Ints,
-    phase: int,
-    threshold: Floats,
-    large: float,
-    turn: int = 1,
-    steady: bool = False,
-    drift: bool = False,
+    behind_peers: Floats, cohort: Ints, phase: int, threshold: Floats, large: float, drift: int, turn: int = 1
 ) -> Iterator[Delay]:
     """The persistent delays of all ranks in one phase, from those in each step [R, S]; ``threshold`` [R] ns counts.
 
-    What is known of so many steps at once, a ``turn``, is known once; and how long workers need does not drift.
+    What its peers differ by in the same steps is noise, too: it shows how far hosts drift. Of fewer peers only the
+    rank's own series does. A change of the level counts as ``drift`` in the test of a segment, and not in the search
+    for such changes. What is known of so many steps at once, a ``turn``, is known once.
     """
+    steps = behind_peers.shape[1]
+    shortest = max(_MIN_STEPS, _MIN_SHARE * steps)
     for row in np.flatnonzero(_block_means(behind_peers).max(axis=1) >= threshold).tolist():
         peers = np.flatnonzero((cohort == cohort[row]) & (np.arange(len(cohort)) != row))
-        yield from _delays_of_rank(behind_peers, row, peers, phase, float(threshold[row]), large, turn, steady, drift)
+        series, known = segmentation.clipped(behind_peers[row, turn // 2 :: turn]), len(peers) >= FEW_RANKS
+        within = series - segmentation.levels(series, drifts=False)
+        drifts = drift > _NEVER and not known
+        noises = [segmentation.noise(one, drifts=drifts) * float(np.sqrt(turn)) for one in (series, within)]
+        sigma, least_noise = max(noises[0], 1.0), max(min(noises), 1.0)
+        series = np.repeat(series, turn)[:steps]
+        bounds = _without_minor_changes(series, segmentation.segments(series, least_noise), shortest)
+        for first, stop in itertools.pairwise(bounds):
+            level = float(series[first:stop].mean())
+            differ = spread(median(behind_peers[peers, first:stop], axis=1)) if known else 0.0
+            lasts_long = level >= large and stop - first >= shortest  # hosts drift by less, or not for as long
+            z = level / float(np.hypot((least_noise if lasts_long else sigma) / np.sqrt(stop - first), differ))
+            may_be_drift = drift == _IN_PART and stop < steps
+            enough = _MIN_STEPS if level >= large and not may_be_drift else shortest
+            if level >= threshold[row] and z >= _MIN_Z and stop - first >= enough:
+                yield Delay(row, phase, first, stop, level, z)
 
 
 def _may_be_wait(lanes: Lanes, delay: Delay) -> bool:
@@ -202,43 +216,6 @@ def _block_means(behind_peers: Floats) -> Floats:
     steps = behind_peers.shape[1]
     starts = np.arange(0, max(steps - _MIN_STEPS // 2, 1), _MIN_STEPS)
     return np.asarray(np.add.reduceat(behind_peers, starts, axis=1) / np.diff(np.append(starts, steps)))
-
-
-def _delays_of_rank(
-    behind_peers: Floats,
-    row: int,
-    peers: Ints,
-    phase: int,
-    least: float,
-    large: float,
-    turn: int,
-    steady: bool,
-    drift: bool,
-) -> Iterator[Delay]:
-    """The persistent delays of one rank in one phase, from the delays of all in each step [R, S]; all in ns.
-
-    What its ``peers`` (rows) differ by in the same steps is noise, too: it shows how far hosts drift. Of fewer peers
-    only the rank's own series does. A change of the level counts as drift in the test of a segment, and not in the
-    search for such changes.
-    """
-    series, cohort = segmentation.clipped(behind_peers[row, turn // 2 :: turn]), len(peers) >= FEW_RANKS
-    drifts = turn == 1 and not cohort and not steady
-    within = series - segmentation.levels(series, drifts=False)
-    noises = [segmentation.noise(one, drifts=drifts) * float(np.sqrt(turn)) for one in (series, within)]
-    sigma, least_noise = max(noises[0], 1.0), max(min(noises), 1.0)
-    series = np.repeat(series, turn)[: behind_peers.shape[1]]
-    shortest = max(_MIN_STEPS, _MIN_SHARE * len(series))
-    bounds = _without_minor_changes(series, segmentation.segments(series, least_noise), shortest)
-    for first, stop in itertools.pairwise(bounds):
-        level = float(series[first:stop].mean())
-        differ = spread(median(behind_peers[peers, first:stop], axis=1)) if cohort else 0.0
-        lasts_long = level >= large and stop - first >= shortest  # hosts drift by less, or not for as long
-        varies = least_noise if lasts_long else sigma
-        z = level / float(np.hypot(varies / np.sqrt(stop - first), differ))
-        ended = drift and stop < len(series)  # and may have been drift
-        enough = _MIN_STEPS if level >= large and not ended else shortest
-        if level >= least and z >= _MIN_Z and stop - first >= enough:
-            yield Delay(row, phase, first, stop, level, z)
 
 
 def _without_minor_changes(series: Floats, bounds: list[int], shortest: float) -> list[int]:
