@@ -232,52 +232,6 @@ class SlowNetwork:
 
 
 @dataclass(frozen=True)
-class Uneven:
-    """``cost`` ns a step that work of one size would save, ``explained`` share of the delays, ``swing`` of the work.
-
-    ``counted``: by samples or tokens; else by how long the GPU computed.
-    """
-
-    cost: float
-    explained: float
-    swing: float
-    counted: bool
-
-
-@dataclass(frozen=True)
-class UnevenStages:
-    """``stages`` of ``count``, held by these ``rows``, that work ``level`` ns a step and the typical one ``usual``.
-
-    In steps [first, stop) by index, ns a step: ``cost`` is what their pace costs against the typical stage's, and
-    ``spread`` what the same work costs against an even spread. ``replicas`` are the ranks of a stage.
-    """
-
-    stages: tuple[int, ...]
-    count: int
-    rows: tuple[int, ...]
-    replicas: int
-    first: int
-    stop: int
-    level: float
-    usual: float
-    cost: float
-    spread: float
-
-
-@dataclass(frozen=True)
-class HostBound:
-    """``launching`` and ``queued`` as shares of the step, ``idle`` of the GPU; NaN where unmeasured.
-
-    ``row`` is the rank that waits least in most steps; ``None`` where there is none.
-    """
-
-    launching: float
-    queued: float
-    idle: float
-    row: int | None = None
-
-
-@dataclass(frozen=True)
 class Sharing:
     """Ranks of a node that share fewer CPUs than they are: how many ranks, how many CPUs."""
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hindmost_judge.blocks import Blocks, HostBound
+from hindmost_judge.blocks import Blocks
 from hindmost_judge.causes.launch_bound import (
     HOST_BOUND_IN_STEP,
     HOST_BOUND_LAUNCHING,
@@ -47,55 +47,50 @@ def verdicts(case: Case) -> list[Verdict]:
     for one in case.found:
         if one.kind == "straggler":
             calm[slice(*savings.span_of(one, case.blocks))] = False
-    bound = find(case.blocks, case.settings, np.flatnonzero(calm))
     stalled = sum(one.cost_ratio or 0.0 for one in case.found if one.kind == "intermittent")
-    paced = case.blocks.lanes is not None
-    if bound is not None and not paced and stalled and bound.idle - stalled <= 1 - _HOST_BOUND_BUSY:
-        return []  # the GPU was without work in those stalls
-    return of_hosts(bound, case.blocks)
+    return find(case.blocks, case.settings, np.flatnonzero(calm), stalled)
 
 
-def find(blocks: Blocks, settings: Settings, columns: Array | None = None) -> HostBound | None:
-    """Whether hosts hold the job back in these steps (indices), or all; ``None`` too where nothing shows it.
-
-    While one rank is late its GPU waits for whatever makes it so.
+def find(blocks: Blocks, settings: Settings, columns: Array, stalled: float) -> list[Verdict]:
+    """The verdict where hosts hold the job back in these steps (indices): one late rank's GPU waits for what makes it
+    so. GPUs have no work for the share ``stalled`` of the time, in stalls.
     """
-    columns = np.arange(len(blocks.steps)) if columns is None else columns
     if len(columns) < 2 * settings.min_steps or not blocks.step_ns > 0 or np.isnan(blocks.wait[:, columns]).all():
-        return None
-    return (_of_messages if blocks.joined is None else _of_collectives)(blocks, columns)
+        return []
+    return (_of_messages if blocks.joined is None else _of_collectives)(blocks, columns, stalled)
 
 
-def _of_collectives(blocks: Blocks, columns: Array) -> HostBound | None:
+def _of_collectives(blocks: Blocks, columns: Array, stalled: float) -> list[Verdict]:
     if blocks.ended is None or blocks.joined is None or not blocks.joined.gpu_time or np.isnan(blocks.ended).all():
-        return None
+        return []
     short = blocks.step_ns < _HOST_BOUND_SHORTEST_MS * 1e6
     queued, launching = (_of_latest(blocks, one, columns) for one in (queued_share(blocks), launching_share(blocks)))
     if not (short or queued <= HOST_BOUND_QUEUED) or not launching >= HOST_BOUND_LAUNCHING:
-        return None
+        return []
     row, mostly = _latest(blocks, columns)
     if blocks.lanes is None and float(median(blocks.delay[row, columns])) > _HOST_BOUND_LATE * blocks.step_ns:
-        return None
+        return []
     whole = len(columns) == len(blocks.steps)
     busy = blocks.gauge("utilization") if whole else blocks.gauges(columns).get("utilization")
     resident = float(busy[row]) if busy is not None else float("nan")
     idles, follows = resident < _HOST_BOUND_BUSY, _follows(blocks, columns)
     paced = blocks.lanes is not None or (idles and follows if short else idles if follows is None else follows)
-    if not paced:
-        return None
-    return HostBound(launching, float("nan") if short else queued, 1 - resident, row if mostly else None)
+    in_stalls = blocks.lanes is None and stalled > 0 and 1 - resident - stalled <= 1 - _HOST_BOUND_BUSY
+    if in_stalls or not paced:
+        return []
+    return of_hosts(blocks, launching, 1 - resident, row if mostly else None, queue_known=not short)
 
 
-def _of_messages(blocks: Blocks, columns: Array) -> HostBound | None:
+def _of_messages(blocks: Blocks, columns: Array, stalled: float) -> list[Verdict]:
     """The same of a pipeline whose ranks only send to each other: what is queued is known wherever they do."""
     if blocks.took is None or blocks.starvation is None:
-        return None
+        return []
     starvation = blocks.starvation / blocks.period
     launching, idle = (_of_latest(blocks, one, columns) for one in (launching_share(blocks), starvation))
-    if not (launching >= HOST_BOUND_LAUNCHING and idle > 1 - _HOST_BOUND_BUSY):
-        return None
+    if not (launching >= HOST_BOUND_LAUNCHING and idle - stalled > 1 - _HOST_BOUND_BUSY):
+        return []
     row, mostly = _latest(blocks, columns)
-    return HostBound(launching, 0.0, idle, row if mostly else None)
+    return of_hosts(blocks, launching, idle, row if mostly else None)
 
 
 def _latest(blocks: Blocks, columns: Array) -> tuple[int, bool]:

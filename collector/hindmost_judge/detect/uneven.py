@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from hindmost_judge.blocks import Blocks, Slowdown, Uneven
+from hindmost_judge.blocks import Blocks, Slowdown
 from hindmost_judge.causes import launch_bound
 from hindmost_judge.detect import Case, register
 from hindmost_judge.settings import Settings
@@ -33,22 +33,19 @@ _USUAL = 5.0
 @register()
 def verdicts(case: Case) -> list[Verdict]:
     """The verdict on work whose size differs from rank to rank, in turn."""
-    return of_uneven(find(case.blocks, case.settings), case.blocks)
+    return find(case.blocks, case.settings)
 
 
-def find(blocks: Blocks, settings: Settings) -> Uneven | None:
-    """What uneven work costs the job; ``None`` where it costs little, or explains little of who is late."""
-    if len(blocks.ranks) < 2 or len(blocks.steps) < 2 * settings.min_steps:
-        return None
-    if imbalance_cost(blocks) < settings.min_uneven * blocks.step_ns:
-        return None
+def find(blocks: Blocks, settings: Settings) -> list[Verdict]:
+    """The verdict on uneven work; none where it costs little, or explains little of who is late."""
+    if len(blocks.ranks) < 2 or len(blocks.steps) < 2 * settings.min_steps or not _loses(blocks, settings):
+        return []
     for counted, work in ((True, blocks.work), (False, _timed(blocks))):
         if work is None or np.isnan(work).all():
             continue
-        found = _by(blocks, work, counted, settings)
-        if found is not None:
+        if found := _by(blocks, work, counted, settings):
             return found
-    return None
+    return []
 
 
 #: If GPUs run forward as it is launched in this share of the steps, the hosts decide how long it takes.
@@ -63,21 +60,23 @@ def _timed(blocks: Blocks) -> Floats | None:
     return blocks.parts.get("gpu_forward")
 
 
-def _by(blocks: Blocks, work: Floats, counted: bool, settings: Settings) -> Uneven | None:
+def _by(blocks: Blocks, work: Floats, counted: bool, settings: Settings) -> list[Verdict]:
     more = more_work(work, _roles(blocks))
     swing = _swing(more, counted=counted)
     if swing < settings.min_uneven or _is_ones_own(more):
-        return None
+        return []
     share = explained(blocks.delay, more)
     if share < _MIN_UNEVEN_EXPLAINED:
-        return None
+        return []
     if counted:  # samples and tokens are as many for one stage as for another
         due = _expected(blocks, more, more_work(work))
     else:
         due = _expected(blocks, more) * (1 - savings.own_part(blocks))
     level = blocks.intervals - due
     cost = float((step_delay(blocks, blocks.intervals) - step_delay(blocks, level)).mean())
-    return Uneven(cost, share, swing, counted) if cost >= settings.min_effect * blocks.step_ns else None
+    if cost < settings.min_effect * blocks.step_ns:
+        return []
+    return of_uneven(blocks, cost, share, swing, counted=counted)
 
 
 def _swing(more: Floats, *, counted: bool) -> float:

@@ -9,7 +9,7 @@ from collections.abc import Collection
 
 import numpy as np
 
-from hindmost_judge.blocks import Blocks, UnevenStages
+from hindmost_judge.blocks import Blocks
 from hindmost_judge.detect import Case, register
 from hindmost_judge.detect.nested_segments import is_persistent, main_segment, together
 from hindmost_judge.settings import Settings
@@ -25,26 +25,27 @@ def verdicts(case: Case) -> list[Verdict]:
     """The verdict on stages of a pipeline that are slow on every replica."""
     if case.shared is not None:
         return []
-    return of_stages(find(case.blocks, case.named, case.settings), case.blocks)
+    return find(case.blocks, case.named, case.settings)
 
 
-def find(blocks: Blocks, named: Collection[int], settings: Settings) -> UnevenStages | None:
-    """The slow stages of a pipeline, ranks ``named`` as slow by themselves left aside; ``None`` where all keep pace."""
+def find(blocks: Blocks, named: Collection[int], settings: Settings) -> list[Verdict]:
+    """The verdict on slow stages of a pipeline, ranks ``named`` as slow by themselves left aside."""
     pipeline = blocks.pipeline
     if pipeline is None or pipeline.stage is None or len(blocks.steps) < 2 * settings.min_steps:
-        return None
+        return []
     stage = pipeline.stage
     slow_themselves = np.isin(blocks.ranks, list(named))
     level = _levels(blocks, stage, slow_themselves)
     if level is None:
-        return None
-    beyond = level / _typical(level) - 1
+        return []
+    # Of two stages the quicker one is typical: their mean would hold half of the slower one's delay.
+    beyond = level / (lower_median if len(level) == 2 else median)(level, axis=0) - 1
     found = [(one, _slowdown(series, settings)) for one, series in enumerate(beyond)]
     left = [np.count_nonzero(~slow_themselves[stage == one]) for one in range(len(level))]
     every = np.bincount(stage)  # the only replica left may wait for those that are slow by themselves
     heavy = {one: span for one, span in found if span is not None and (left[one] > 1 or left[one] == every[one])}
     if not heavy:
-        return None
+        return []
     span = max(heavy.values(), key=lambda each: each.stop - each.start)
     slow = [one for one, each in heavy.items() if together(each, span)]
     typical = median(level[:, span], axis=1)
@@ -54,22 +55,8 @@ def find(blocks: Blocks, named: Collection[int], settings: Settings) -> UnevenSt
     measured = pipeline.replayed(np.ones(len(blocks.ranks)))[span]
     cost, spread = (float((measured - pipeline.replayed(pace[stage])[span]).mean()) for pace in (to_usual, to_mean))
     if cost < settings.min_effect * blocks.step_ns:
-        return None
-    rows = tuple(int(row) for row in np.flatnonzero(np.isin(stage, slow)))
-    most = float(typical[slow].max())
-    replicas = len(rows) // len(slow)
-    return UnevenStages(
-        tuple(slow), len(level), rows, replicas, span.start, span.stop, most, usual, cost, max(spread, 0.0)
-    )
-
-
-#: With two stages the quicker one is typical: their mean would hold half of the slower one's delay.
-_TWO = 2
-
-
-def _typical(level: Floats) -> Floats:
-    """[S] ns that the typical one of the stages [P, S] works."""
-    return lower_median(level, axis=0) if len(level) == _TWO else median(level, axis=0)
+        return []
+    return of_stages(blocks, slow, stage, (float(typical[slow].max()), usual), span, (cost, max(spread, 0.0)))
 
 
 def _levels(blocks: Blocks, stage: Ints, named: Array) -> Floats | None:

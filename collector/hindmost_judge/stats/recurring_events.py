@@ -11,12 +11,9 @@ from dataclasses import dataclass
 from math import exp, lgamma, log
 
 import numpy as np
-import numpy.typing as npt
 
 from hindmost_judge.stats.robust import or_zero
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
+from hindmost_judge.types import Floats, Ints
 
 #: Events of one size differ by up to this factor. Of a healthy host's hiccups that are at least as large as one, this
 #: share is of its size: sizes are taken to follow a Pareto distribution of index 1, whose mean is infinite.

@@ -96,12 +96,6 @@ def beyond_peers(self_time: Floats, cohort: Ints) -> Floats:
     return of_cohorts(self_time, cohort, lambda rows: rows - peers_median(rows) if len(rows) > 1 else 0.0)
 
 
-def only_peers(cohort: Ints, late: list[int]) -> list[int]:
-    """Rows that are the one peer of a late row: ahead by what that is behind, which says nothing of themselves."""
-    sole_peer = sole_peers(cohort)
-    return [int(sole_peer[row]) for row in late if sole_peer[row] >= 0]
-
-
 #: This share of the ranks, or all but one, keep one pace where work is alike; so many at least of those of a kind.
 _MOST_ALIKE, _FEWEST_ALIKE = 0.75, 3
 #: Steps in which all ranks do less than this share of the usual show no pace.

@@ -238,15 +238,11 @@ def _compare_hosts(at: Place, who: str) -> str:
     return f"{run} {who} on another core or node; if {does}: {attach(at.job, '')}{at.on}"
 
 
-#: So many processes are named where a command takes one of them.
-_PIDS_NAMED = 4
-
-
 def _look(at: Place, who: str, where: str = "") -> str:
     """How to see what ranks wait for, in processes that run or when the job runs again."""
     pid = str(at.pids[0]) if at.runs and len(at.pids) == 1 else ""
     stacks = f"`hindmost attach --stacks --pid {pid}`" if pid else attach(at.job)
-    several = at.runs and len(at.nodes) == 1 and 1 < len(at.pids) <= _PIDS_NAMED
+    several = at.runs and len(at.nodes) == 1 and 1 < len(at.pids) <= _PIDS
     which = f" (PIDs {', '.join(map(str, at.pids))})" if several else ""
     tool = stacks if at.python else f"`gdb -p {pid or 'PID'}` or `strace -f -p {pid or 'PID'}`{which}"
     does = "does" if len(at.ranks) == 1 else "do"

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from hindmost_judge import efficiency
-from hindmost_judge.blocks import Blocks, HostBound, Uneven, UnevenStages
+from hindmost_judge.blocks import Blocks
 from hindmost_judge.causes import cpu_wait, loading
 from hindmost_judge.causes.loading import Loading, input_share
 from hindmost_judge.causes.telemetry import POWER_CAP
@@ -53,27 +53,28 @@ def balanced(
     return Verdict("balanced", confidence=confidence, evidence=tuple(evidence), advice=() if sure else wording.TELLING)
 
 
-def of_uneven(found: Uneven | None, blocks: Blocks) -> list[Verdict]:
-    """The verdict on work whose size differs from rank to rank, in turn."""
-    if found is None:
-        return []
-    unlike = f"GPU forward times of a step differ by {percent(found.swing)} (standard deviation)"
-    if blocks.work is not None and found.counted:
+def of_uneven(blocks: Blocks, cost: float, explained: float, swing: float, *, counted: bool) -> list[Verdict]:
+    """The verdict on work whose size differs from rank to rank, in turn, by ``swing``: that costs so many ns a step.
+
+    ``explained`` is its share of the delays. ``counted``: by samples or tokens; else by how long the GPU computed.
+    """
+    unlike = f"GPU forward times of a step differ by {percent(swing)} (standard deviation)"
+    if blocks.work is not None and counted:
         times = float(median(np.fmax.reduce(blocks.work) / np.fmin.reduce(blocks.work)))
         unlike = f"the largest batch of a step has {times:.1f} times the samples or tokens of the smallest"
     evidence = [
-        f"{unlike}: that explains {percent(found.explained)} of the delays",
-        f"ranks are late in turn; with work of equal size a step is {ms(found.cost)} shorter",
+        f"{unlike}: that explains {percent(explained)} of the delays",
+        f"ranks are late in turn; with work of equal size a step is {ms(cost)} shorter",
     ]
-    if not found.counted:
+    if not counted:
         evidence.append("the work was not counted: `hindmost.step(work=tokens)` counts it")
     return [
         costing(
-            *(blocks, 0, len(blocks.steps), found.cost),
+            *(blocks, 0, len(blocks.steps), cost),
             kind="uneven_workload",
             cause="workload",
-            confidence=0.95 if found.counted else 0.7,
-            explained=found.explained,
+            confidence=0.95 if counted else 0.7,
+            explained=explained,
             evidence=tuple(evidence),
             advice=("give ranks batches of equal size: sort or pack by length, or balance tokens, not samples",),
         )
@@ -93,29 +94,39 @@ def may_be_slow(found: Sequence[Verdict], ranks: Collection[int]) -> list[Verdic
     ]
 
 
-def of_stages(found: UnevenStages | None, blocks: Blocks) -> list[Verdict]:
-    """The verdict on stages of a pipeline that are slow on every replica."""
-    if found is None:
-        return []
-    ranks = names([int(blocks.ranks[row]) for row in found.rows])
-    which = "stages " if len(found.stages) > 1 else "stage "
-    which += " and ".join(str(stage) for stage in found.stages)
-    began, end = since(blocks, found.first), until(blocks, found.stop)
-    where = "it is so on every replica" if found.replicas > 1 else "there is no replica to compare with"
+def of_stages(
+    blocks: Blocks,
+    stages: Sequence[int],
+    of: Ints,
+    levels: tuple[float, float],
+    span: slice,
+    saved: tuple[float, float],
+) -> list[Verdict]:
+    """The verdict on ``stages`` of a pipeline that are slow on every replica; ``of`` [R] is the stage of each rank.
+
+    In the steps of ``span``, ns a step: these work as long as the first of the ``levels``, the typical stage as the
+    second; at the typical stage's pace, and with the same work spread evenly, so much is ``saved``.
+    """
+    rows = np.flatnonzero(np.isin(of, stages))
+    replicated = len(rows) // len(stages) > 1
+    which = "stages " if len(stages) > 1 else "stage "
+    which += " and ".join(str(stage) for stage in stages)
+    began, end = since(blocks, span.start), until(blocks, span.stop)
+    took = f"{ms(levels[0])}, the typical stage {ms(levels[1])}"
     evidence = [
-        f"work per step: {which} of {found.count} ({ranks}) {ms(found.level)}, the typical stage {ms(found.usual)}",
-        where,
-        f"at the pace of the typical stage a step is {ms(found.cost)} shorter",
-        f"with work spread evenly over the stages it is {ms(found.spread)} shorter",
+        f"work per step: {which} of {int(of.max()) + 1} ({names(blocks.ranks[rows].tolist())}) {took}",
+        "it is so on every replica" if replicated else "there is no replica to compare with",
+        f"at the pace of the typical stage a step is {ms(saved[0])} shorter",
+        f"with work spread evenly over the stages it is {ms(saved[1])} shorter",
     ]
     if began or end is not None:
         evidence.append("it was as fast as the others before: what its ranks share may have become slow")
     return [
         costing(
-            *(blocks, found.first, found.stop, found.cost),
+            *(blocks, span.start, span.stop, saved[0]),
             kind="uneven_workload",
             cause="workload",
-            confidence=0.9 if found.replicas > 1 and not began and end is None else 0.7,
+            confidence=0.9 if replicated and not began and end is None else 0.7,
             explained=1.0,
             evidence=tuple(evidence),
             advice=(f"move layers away from {which}, or check what its ranks share",),
@@ -124,18 +135,21 @@ def of_stages(found: UnevenStages | None, blocks: Blocks) -> list[Verdict]:
     ]
 
 
-def of_hosts(found: HostBound | None, blocks: Blocks) -> list[Verdict]:
-    """The verdict on a job whose GPUs wait for launches."""
-    if found is None:
-        return []
-    idle = found.idle if found.idle > 0 else None
+def of_hosts(
+    blocks: Blocks, launching: float, idles: float, row: int | None, *, queue_known: bool = True
+) -> list[Verdict]:
+    """The verdict on a job whose GPUs wait for launches: hosts launch, and a GPU idles, for these shares of the step.
+
+    ``row`` is the rank that waits least in most steps; ``None`` where there is none.
+    """
+    idle = idles if idles > 0 else None
     queue = "the GPU of the last rank has no work queued at the end of a step"
-    if np.isnan(found.queued):
+    if not queue_known:
         queue = "forward takes the CPU of the last rank as long as its GPU"
-    evidence = [f"CPUs launch kernels for {percent(found.launching)} of the step", queue]
+    evidence = [f"CPUs launch kernels for {percent(launching)} of the step", queue]
     cost = idle * average(blocks.period) if idle is not None else None
     if cost is not None:
-        which = "not always the same" if found.row is None else f"of rank {int(blocks.ranks[found.row])}"
+        which = "not always the same" if row is None else f"of rank {int(blocks.ranks[row])}"
         one = f"the GPU that the others wait for ({which}) is idle"
         evidence.insert(0, f"{one} {ms(cost)} per step: its next kernel is not launched yet")
     return [

@@ -21,7 +21,7 @@ from hindmost_judge.encoding import codes
 from hindmost_judge.model import Run, Table
 from hindmost_judge.settings import Settings
 from hindmost_judge.stats.robust import MAD_TO_SIGMA, median, median_error, spread
-from hindmost_judge.timeline.cohorts import beyond_peers, only_peers
+from hindmost_judge.timeline.cohorts import beyond_peers, sole_peers
 from hindmost_judge.types import Array, Floats, Ints
 from hindmost_judge.verdict import advice, summary
 from hindmost_judge.verdict.schema import RankRow, Report, Verdict, Waste, WhatIf
@@ -355,8 +355,8 @@ def _slow(stages: Array, work: Floats, settings: Settings) -> Array:
     usual = (work - beyond).mean(axis=1)
     level = beyond.mean(axis=1) / usual
     late = np.flatnonzero(level >= max(settings.min_effect, settings.min_effect_of_few))
-    suspects = [*late.tolist(), *only_peers(stages, late.tolist())]
-    healthy = np.delete(level, suspects)
+    peers = sole_peers(stages)[late]  # ahead by what those are behind, which says nothing of themselves
+    healthy = np.delete(level, [*late, *peers[peers >= 0]])
     differ = (spread(healthy) if len(healthy) > 1 else settings.min_effect) * extreme(len(level))
     chance = beyond[late].std(axis=1) / usual[late] / np.sqrt(work.shape[1])
     least = np.maximum(settings.min_spread_ratio * differ, settings.min_z * chance)

@@ -405,8 +405,8 @@ def _step_delay_of_exchanges(neighbours: Ints, intervals: Floats, wire: Floats |
     return np.asarray(np.diff(last, axis=1, prepend=0.0).ravel()[:steps])
 
 
-#: Kinds of verdicts whose cost is known by step.
-_OF_RANKS = ("straggler", "intermittent", "slow_link", "uneven_workload")
+#: Kinds of verdicts on ranks, or groups, that are not alike: their cost is known by step.
+UNLIKE = ("straggler", "intermittent", "slow_link", "uneven_workload")
 #: A change that begins or ends within this many steps of a verdict may be caused by that verdict.
 _NEAR_STEPS = 16
 
@@ -415,7 +415,7 @@ def residual_period(blocks: Blocks, found: Sequence[Verdict]) -> Floats:
     """[S] ns of each step without what these cost."""
     left: Floats = blocks.period.copy()
     for verdict in found:
-        if verdict.kind in _OF_RANKS:
+        if verdict.kind in UNLIKE:
             left[slice(*span_of(verdict, blocks))] -= (verdict.cost_ms_per_step or 0.0) * 1e6
     return left
 

@@ -27,8 +27,6 @@ from hindmost_judge.verdict.wording import names, percent
 from hindmost_judge.whatif import savings
 from hindmost_judge.whatif.savings import stall_saving
 
-#: Verdicts on ranks that are not alike, or groups that are not; what holds all ranks back alike is no part of this.
-_KINDS = ("straggler", "intermittent", "uneven_workload", "slow_link")
 #: Causes that lengthen what the GPU does, where that was timed.
 _ON_GPU = ("compute", "gpu_throttle", "gpu_contention", "workload")
 _OF_GPU = ("gpu_forward", "gpu_backward", "gpu_optimizer")
@@ -49,7 +47,11 @@ def find(
     if blocks is None or what_if.step_ms is None or what_if.ideal_step_ms is None:
         return None
     lost = what_if.step_ms - what_if.ideal_step_ms
-    unlike = [verdict for verdict in named if verdict.kind in _KINDS and (verdict.kind != "slow_link" or verdict.ranks)]
+    unlike = [
+        verdict
+        for verdict in named
+        if verdict.kind in savings.UNLIKE and (verdict.kind != "slow_link" or verdict.ranks)
+    ]
     costs = [(one, _of_all_steps(one, one.cost_ms_per_step, blocks)) for one in unlike if one.cost_ms_per_step]
     charged = sum(ms for _, ms in costs)
     # On shared CPUs a cost is of what ranks need, and this base of how late they come.
