@@ -62,9 +62,6 @@ _NEVER, _SLOWLY, _IN_PART = range(3)
 _SHORT_RUN = 40
 #: Neighbouring segments belong to one delay if the smaller level is at least this share of the larger.
 _SAME_DELAY = 0.5
-#: A host that is ahead of its GPU in more than this share of the steps waits for it, for at least this share of its
-#: time. If less wait was found, it is in some phase's self time.
-_MOSTLY_AHEAD, _LITTLE_WAIT = 0.5, 0.05
 #: A phase's changes go with those of another phase from this share of their variance on; each counts for at most so
 #: many standard deviations.
 _GOES_WITH, _USUAL = 0.25, 3.0
@@ -109,7 +106,7 @@ def find_delays(lanes: Lanes, least: float, large: float) -> list[Delay]:
             sharp = [one._replace(level=float(behind_peers[one.row, one.first : one.stop].mean())) for one in seen]
         blurred = _delays(behind_peers, lanes.cohort, phase, threshold, large, drift)
         delays += [*sharp, *(one for one in blurred if not any(_overlap(one, other) for other in sharp))]
-    delays = [net for delay in delays if not _may_be_wait(lanes, delay) for net in _net(lanes, delay, least)]
+    delays = [net for delay in delays for net in _net(lanes, delay, least)]
     largest_first = sorted(delays, key=lambda delay: -delay.level * (delay.stop - delay.first))
     return [net for delay in _one_a_rank(largest_first) for net in _net(lanes, delay, least)]
 
@@ -166,19 +163,6 @@ def _delays(
             enough = _MIN_STEPS if level >= large and not may_be_drift else shortest
             if level >= threshold[row] and z >= _MIN_Z and stop - first >= enough:
                 yield Delay(row, phase, first, stop, level, z)
-
-
-def _may_be_wait(lanes: Lanes, delay: Delay) -> bool:
-    """Whether the host may have waited for its GPU during the delay.
-
-    So it is if the host was mostly ahead, hence waited somewhere, and next to no wait was found. Input is no such
-    wait: batches do not come from the GPU.
-    """
-    steps = slice(delay.first, delay.stop)
-    spent = lanes.most[:, delay.row, steps].sum()
-    waited = spent - lanes.host[:, delay.row, steps].sum()
-    mostly_ahead = lanes.ahead[delay.row, steps].mean() > _MOSTLY_AHEAD
-    return bool(delay.phase > 0 and mostly_ahead and waited < _LITTLE_WAIT * spent)
 
 
 def _net(lanes: Lanes, delay: Delay, least: float) -> list[Delay]:
