@@ -19,7 +19,7 @@ from hindmost_judge.verdict.advice import ON_HOST
 from hindmost_judge.verdict.schema import Verdict
 from hindmost_judge.verdict.whole_job import costing
 from hindmost_judge.whatif import savings
-from hindmost_judge.whatif.hidden_delay import as_seen, stalls_beyond
+from hindmost_judge.whatif.hidden_delay import as_seen
 from hindmost_judge.whatif.savings import BY_ITSELF, imbalance_cost, stall_saving, without_slowdowns, without_stalls
 
 #: [S] ns that the repair of these rows in these steps saves.
@@ -172,7 +172,7 @@ def _verdict(
     what is left then. ``None`` where that is too little.
     """
     one, cause = group.in_one(), group.cause
-    saved = seen * stalls_beyond(rest, one.stalled, seen, cause.beyond)
+    saved = seen * cause.beyond
     grew, total = savings.longer_when(rest, one.stalled), float(saved.sum())
     if one.widespread and rest.overlapped and grew is not None and total > 0:
         saved = saved * max(grew[0] * len(one.stalled) / total, 1.0)  # during backward most of the delay does not show

@@ -147,25 +147,3 @@ def transients_scaled(blocks: Blocks, slowdowns: Sequence[Slowdown], intervals: 
     noise = STALL * MAD_TO_SIGMA * float(median(np.abs(passes)))
     at_scale = passes + (np.sqrt(scale) - 1) * np.clip(passes, -noise, noise)
     return np.asarray(intervals - passes + at_scale / scale)
-
-
-#: At a step's end the others' noise hides up to about this share of a stall, as a share of the longer computing.
-_HIDES = 0.05
-
-
-def stalls_beyond(blocks: Blocks, stalled: Ints, seen: Floats, beyond: float) -> float:
-    """How many times their visible delay, ``seen`` [S] ns, stalls cost if their computing is ``beyond`` times that
-    delay.
-
-    Where steps grew by less than the computing did, both estimates are weighted by their certainty: other delays in a
-    stalled step hide some of the stall, and with few stalls it is unknown how much.
-    """
-    shown = float(median(seen[stalled]))
-    if not (beyond > 1 and shown > 0):
-        return beyond
-    grew = savings.longer_when(blocks, stalled)
-    if grew is None or grew[0] >= beyond * shown:
-        return beyond
-    longer, noise = grew
-    unsure = _HIDES * beyond * shown
-    return max(float((beyond * noise**2 + longer / shown * unsure**2) / (noise**2 + unsure**2)), 1.0)
