@@ -176,7 +176,7 @@ def _saved(grid: Grid, row: int, where: Ints, healthy: Floats | None, lost: floa
     token, transfer = grid.token[where[0]], median(grid.duration[row][where], axis=0)
     shown = np.mean(~np.isnan(most[1:]), axis=0) >= _OFTEN
     bound = np.where(shown, median(most[1:], axis=0), np.nan)  # one peer alone may be late itself
-    known = _before_alike(median(exact[1:], axis=0), bound, token[1:])
+    known = median(exact[1:], axis=0)
     known = np.where(np.isnan(known), _between(start, free, mine), known)
     if healthy is not None:
         known = np.where(np.isnan(known), healthy, known)
@@ -228,19 +228,6 @@ def _often(took: Floats) -> Floats:
     """[R, P] medians over steps, of what is known of most of them."""
     known = np.mean(~np.isnan(took), axis=1)
     return np.where(known >= _OFTEN, median(took, axis=1), np.nan)
-
-
-def _before_alike(exact: Floats, most: Floats, token: Ints) -> Floats:
-    """[P] what is known, and elsewhere the least time before messages of the same size.
-
-    A GPU computes slower while a collective waits on it: from there on, how soon it could be ready is unknown.
-    """
-    found = exact.copy()
-    for kind in np.unique(token):
-        alike, unknown = token == kind, (token == kind) & np.isnan(exact)
-        least = np.fmin.reduce(exact[alike])
-        found[unknown] = np.fmin(least, most[unknown]) if least > 0 else np.nan
-    return np.asarray(found)
 
 
 def _of_alike(mine: Floats, exact: Floats, most: Floats, token: Ints) -> Floats:
