@@ -35,7 +35,7 @@ def of_slowdowns(
     """
     same_work = same_work or blocks
     slowdowns = why_late.split_by_cause(slowdowns, blocks, settings)
-    blocks = replace(blocks, equalised=hidden_delay.same_work_intervals(same_work, slowdowns))
+    blocks = replace(blocks, equalised=hidden_delay.without(same_work).intervals)
     late = slowdowns
     if blocks.joined is not None and blocks.group.shape[1] > 1 and len(late) > 1:
         delay = [slowdown.delay for slowdown in late]

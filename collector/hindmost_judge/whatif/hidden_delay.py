@@ -99,27 +99,6 @@ def as_seen(blocks: Blocks) -> Blocks:
     return replace(blocks, intervals=blocks.intervals - (1 - due.seen) * due.ns, work_delay=None)
 
 
-#: A rank's GPU must take longer by this many standard errors in the steps of a slowdown to be slow; less may be more
-#: work by chance.
-_SLOW = 3.0
-
-
-def same_work_intervals(blocks: Blocks, slowdowns: Sequence[Slowdown]) -> Floats:
-    """[R, K] segments with work of one size, where the delay due to work is known.
-
-    In GPU time, work is what comes and goes: a rank whose GPU takes longer throughout a slowdown's steps is slow.
-    """
-    due, same_work = blocks.work_delay, without(blocks).intervals
-    if due is None or due.counted:
-        return same_work
-    slow = np.zeros_like(due.more)
-    for slowdown in sorted(slowdowns, key=lambda one: one.first - one.stop):  # one on top of another after that
-        during = due.more[slowdown.row, slowdown.first : slowdown.stop]
-        level = float(median(during))
-        slow[slowdown.row, slowdown.first : slowdown.stop] = level if level > _SLOW * median_error(during) else 0.0
-    return np.asarray(same_work + due.slope * slow)
-
-
 def differs(blocks: Blocks, same_work: Blocks) -> bool:
     """Whether ranks have more work than each other, in some step or other, so that it makes them late.
 
