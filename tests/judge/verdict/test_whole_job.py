@@ -108,9 +108,8 @@ def test_hosts_launch_for_no_more_than_all_of_a_step() -> None:
     run = host_bound(0, 1.0)
     took = run.steps["duration_ns"] * 3 // 2
     blocks = blocks_of(steps(run, duration_ns=took, start_ns=run.steps["start_ns"] - took // 3))
-    found = host_bound_of.find(blocks, DEFAULT)
-    assert found is not None
-    assert found.launching <= 1
+    (found,) = host_bound_of.verdicts(Case(run, blocks, DEFAULT))
+    assert "CPUs launch kernels for 99 % of the step" in found.evidence
 
 
 @pytest.mark.parametrize(
