@@ -15,9 +15,8 @@ import numpy as np
 
 from hindmost_judge.blocks import Blocks, Slowdown, WorkDelay
 from hindmost_judge.settings import Settings
-from hindmost_judge.stats.robust import MAD_TO_SIGMA, median, median_error, or_zero, percentile
-from hindmost_judge.types import Floats, Ints
-from hindmost_judge.whatif import savings
+from hindmost_judge.stats.robust import MAD_TO_SIGMA, median, or_zero, percentile
+from hindmost_judge.types import Floats
 from hindmost_judge.whatif.savings import without_slowdowns
 
 #: Slopes tried, from the visible one to a whole step for one more step's work.
