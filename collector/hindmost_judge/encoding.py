@@ -88,7 +88,6 @@ _SORTED_ROWS = 1 << 14
 def _factorized(
     values: np.ndarray[Any, np.dtype[Any]],
 ) -> tuple[np.ndarray[Any, np.dtype[np.intp]], np.ndarray[Any, np.dtype[Any]]]:
-    """The same without Arrow."""
     if values.dtype == object:
         number: dict[Any, int] = {}
         numbers = np.fromiter((number.setdefault(value, len(number)) for value in values), np.intp, len(values))

@@ -40,7 +40,7 @@ from hindmost_judge.verdict import (
     wording,
 )
 from hindmost_judge.verdict.intermittent import of_stalls
-from hindmost_judge.verdict.schema import QUIET, STOPS, UNSURE, Report, Verdict
+from hindmost_judge.verdict.schema import LATE, QUIET, STOPS, UNSURE, Report, Verdict
 from hindmost_judge.verdict.slow_ranks import of_links, of_slowdowns
 from hindmost_judge.verdict.stops import of_mismatch, of_parted
 from hindmost_judge.verdict.whole_job import balanced, may_be_slow, step_limit
@@ -377,7 +377,7 @@ def _uncounted(
 
 def _at_home(verdict: Verdict, run: Run, blocks: Blocks) -> Verdict:
     """With the node where a verdict names all of its ranks, and with what to do there."""
-    whole = wording.whole_nodes(run, verdict.ranks) if verdict.kind in ("straggler", "intermittent") else []
+    whole = wording.whole_nodes(run, verdict.ranks) if verdict.kind in LATE else []
     usual = 0.0
     if rows(run.stacks):
         run = replace(run, stacks=_stacks_meanwhile(verdict, run, blocks))

@@ -459,7 +459,6 @@ _LARGER = "if a batch 4 times as large is fine"
 
 
 def _a_second(bandwidth: float) -> str:
-    """Bytes a second in three digits."""
     return f"{bandwidth / 1e6:.3g} MB/s" if bandwidth < 999.5e6 else f"{bandwidth / 1e9:,.3g} GB/s"
 
 

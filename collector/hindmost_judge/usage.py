@@ -148,7 +148,6 @@ def _integral(value: Floats, seconds: Floats) -> float:
 
 
 def _rises(found: MetricSamples, how: str) -> Floats:
-    """[K] of counters."""
     series = np.repeat(np.arange(len(found.label)), np.diff(found.first))
     number, _, rise, seconds = rises(series, found.time, found.value)
     out = np.full(len(found.label), np.nan)

@@ -20,7 +20,7 @@ from hindmost_judge.stats import recurring_events
 from hindmost_judge.stats.robust import median, or_zero, peers_median
 from hindmost_judge.types import Array
 from hindmost_judge.verdict import wording
-from hindmost_judge.verdict.schema import Stall, Verdict
+from hindmost_judge.verdict.schema import LATE, Stall, Verdict
 
 METRIC = "hindmost_process_stopped"
 #: A stop accounts for a wait from this share of it on.
@@ -157,7 +157,7 @@ def on(verdict: Verdict, blocks: Blocks, settings: Settings) -> Verdict:
     The share of samples in which a rank was stopped is set against the share of time by which it is late. Where samples
     are few, stalls of one size have one cause, unless more of them would be seen stopped.
     """
-    if verdict.kind not in ("straggler", "intermittent") or verdict.cause != "unknown":
+    if verdict.kind not in LATE or verdict.cause != "unknown":
         return verdict
     first, end = np.searchsorted(blocks.steps, [verdict.since_step or 0, verdict.until_step or blocks.steps[-1] + 1])
     columns = np.arange(first, end)

@@ -126,7 +126,6 @@ def _all(series: Floats, layers: list[Layer]) -> Layer:
 
 
 def _without(series: Floats, layers: list[Layer]) -> Floats:
-    """The series without these."""
     left: Floats = series.copy()
     for layer in layers:
         left[layer.first : layer.stop] -= layer.level

@@ -99,7 +99,6 @@ def _goes_on(run: Run, blocks: Blocks, past: Past, settings: Settings) -> SlowNe
 
 
 def _began(run: Run, blocks: Blocks, settings: Settings) -> SlowNetwork | None:
-    """What began in this very run."""
     if not _may_differ(blocks, settings):
         return None
     actual, ratio = _compared(blocks, settings)

@@ -68,7 +68,6 @@ def walk(blocked: Collection[int], edges: Iterable[Edge], starts: Collection[int
 
 
 def _reached(starts: Collection[int], targets: Mapping[int, set[int]]) -> dict[int, set[int]]:
-    """The waits that lead on from these nodes."""
     reached: dict[int, set[int]] = {}
     queue = [*starts]
     while queue:

@@ -228,7 +228,6 @@ def _transfer(timeline: Timeline) -> Floats:
 
 
 def _typical_step(timeline: Timeline) -> float:
-    """Ns from one step to the next, the median."""
     return float(np.nanmedian(np.diff(timeline.left, axis=1)))
 
 

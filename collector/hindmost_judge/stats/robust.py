@@ -64,7 +64,6 @@ def _of_line(values: Floats) -> Floats:
 
 
 def _middle(values: Floats) -> Floats:
-    """[...] medians of the last axis of values that are all known."""
     count = values.shape[-1]
     if count <= _SORTED:
         return _between(np.sort(values, axis=-1), count)

@@ -175,7 +175,6 @@ def _pattern(table: Table, one: _Steps, began: Floats) -> _Pattern:
 
 
 def _numbered(keys: list[tuple[object, ...]]) -> Ints:
-    """[N] the same number for equal keys."""
     numbers: dict[tuple[object, ...], int] = {}
     return np.array([numbers.setdefault(key, len(numbers)) for key in keys])
 

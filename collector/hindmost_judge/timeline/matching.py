@@ -518,7 +518,6 @@ def _united(parts: list[CommunicatorClass], ranks: int, tries: int) -> set[int]:
 
 
 def _have_all(parts: Iterable[CommunicatorClass], ranks: int) -> bool:
-    """Whether every rank is in one of the ``parts``."""
     return len(set[int]().union(*(one.ranks for one in parts))) == ranks
 
 

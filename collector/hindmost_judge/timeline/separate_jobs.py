@@ -101,7 +101,6 @@ def run_of_ranks(run: Run, group: Ints) -> Run:
 
 
 def _chosen(run: Run, names: Sequence[str], which: Callable[[Table], Array]) -> dict[str, Any]:
-    """``which`` rows of these tables."""
     tables = run.tables()
     return {name: encoding.chosen(tables[name], which(tables[name])) for name in names}
 
@@ -220,12 +219,10 @@ def _resized(known: Table) -> bool:
 
 
 def _of(borders: Ints, table: Table) -> Ints:
-    """The start to which each row belongs, by when it began."""
     return np.searchsorted(borders, table["start_ns"], side="right")
 
 
 def _cut(run: Run, start: _Start, borders: Ints, chosen: int) -> Run:
-    """Only what is of this start."""
     last = {rank: at for at, rank in enumerate(start.ranks["rank"].tolist())}  # each one's last statement
     ranks = {name: column[[last[rank] for rank in sorted(last)]] for name, column in start.ranks.items()}
     own = _chosen(run, _TIMED, lambda table: np.asarray(_of(borders, table) == chosen))

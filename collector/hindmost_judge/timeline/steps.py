@@ -177,7 +177,6 @@ def _numbered(found: Ints, marks: Marks | None) -> Ints:
 
 
 def _shift(numbers: Ints, at: Floats, marks: Marks) -> int:
-    """What to add to these numbers."""
     known = np.flatnonzero(np.isfinite(at))[:_EARLIEST]
     place = np.searchsorted(marks.start, at[known], side="right") - 1
     if (

@@ -25,15 +25,13 @@ from hindmost_judge.job_command import (
 )
 from hindmost_judge.model import GPU_TIME, Job, Run, rows
 from hindmost_judge.verdict import stacks
-from hindmost_judge.verdict.schema import Verdict
+from hindmost_judge.verdict.schema import LATE, Verdict
 from hindmost_judge.verdict.wording import SAVING, attach, names, with_cause
 
 #: Nodes, and processes, that an advice lists.
 _NAMED, _PIDS = 4, 4
 #: Computing on a rank's CPU that its GPU waits for: what to do differs from that about a slow GPU.
 ON_HOST = "host"
-#: Kinds of verdicts on ranks that are late.
-_LATE = ("straggler", "intermittent")
 #: Frameworks whose ranks load batches by torch's DataLoader.
 _TORCH = ("torch", "horovod")
 #: A GPU as recordings name it, and as ``nvidia-smi -i`` takes it.
@@ -130,7 +128,7 @@ def on(found: Verdict, run: Run, *, storage: bool = False, usual: float = 0.0) -
         return replace(
             found, advice=(f"{_LOAD_AHEAD[by_torch(run)]}, use faster storage, or copy the data to the node",)
         )
-    if found.kind not in _LATE:
+    if found.kind not in LATE:
         return found
     where, causes = replace(place(run, found.ranks), storage=storage), found.causes or (found.cause or "unknown",)
     if "cpu_contention" in causes and len(found.ranks) == 1:
@@ -222,7 +220,6 @@ _OF_CAUSE = {
 
 
 def _compare(at: Place, who: str) -> str:
-    """How to learn whether the machine or the work is slow."""
     words = _OF_ONE if len(at.ranks) == 1 else _OF_SEVERAL
     stays = f"if slow there too, give {words['it']} less work"
     if not at.with_gpus:

@@ -90,7 +90,6 @@ def slowed_note(slowed: Slowed | None, found: Sequence[Verdict]) -> list[str]:
 
 
 def _why(slowed: Slowed) -> list[str]:
-    """Which phases grew, and whether the work did."""
     largest = sorted(slowed.phases_ms.items(), key=lambda one: -one[1])
     phases, within = (
         ", ".join([f"{_WITHIN.get(name) or called(name)} {ms(grew * 1e6)}" for name, grew in part][:3])
@@ -153,7 +152,6 @@ def _sharp(period: Floats, span: slice) -> bool:
 
 
 def _levels(values: Floats, span: slice) -> tuple[float, float]:
-    """What is typical outside and inside."""
     return float(median(np.delete(values, np.arange(len(values))[span]))), float(median(values[span]))
 
 

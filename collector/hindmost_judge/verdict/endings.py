@@ -164,7 +164,6 @@ def _pace(run: Run, ranks: Sequence[int]) -> float:
 
 
 def _gone(run: Run) -> list[int]:
-    """Ranks whose process is gone without having closed its ring."""
     return sorted(run.rank_states["rank"][run.rank_states["life"] == VANISHED].tolist())
 
 
@@ -327,7 +326,6 @@ def _who(run: Run, ranks: Sequence[int]) -> str:
 
 
 def _after(run: Run, ranks: Sequence[int], last_step: int | None) -> str:
-    """The last step that one of them finished."""
     mine = np.isin(run.steps["rank"], ranks) & (run.steps["kind"] != "eval")
     step = int(run.steps["step"][mine].max()) if mine.any() else last_step
     return "" if step is None else f" after step {step}"

@@ -29,7 +29,7 @@ from hindmost_judge.timeline.collective_calls import is_synchronising
 from hindmost_judge.types import Array
 from hindmost_judge.verdict import missing_ranks
 from hindmost_judge.verdict.advice import by_torch, in_python
-from hindmost_judge.verdict.schema import STOPS, Verdict, insufficient
+from hindmost_judge.verdict.schema import LATE, STOPS, Verdict, insufficient
 from hindmost_judge.verdict.wording import ALONE, NONE_SEEN, OLDER, ONE_ANSWER, attach, ms, names, percent
 from hindmost_judge.whatif import savings
 
@@ -214,7 +214,6 @@ def too_little(run: Run, blocks: Blocks | None, settings: Settings) -> Verdict:
 
 
 def _missing_for_a_verdict(ranks: int, blocks: Blocks | None, settings: Settings, run: Run) -> tuple[str, str]:
-    """What is missing, and how to get it."""
     job = run.job
     own = job.source == Job.source
     if ranks < 2 and not own:
@@ -263,7 +262,6 @@ def _so_far(blocks: Blocks) -> str:
 
 
 def _more(steps: int, job: Job) -> str:
-    """How to get that many steps."""
     if job.source == Job.source:
         return f"let the job run for {steps} steps or more"
     found = f"record {steps} steps or more"
@@ -290,7 +288,6 @@ def polled(run: Run) -> tuple[str, str] | None:
 
 
 def _mark(run: Run) -> str:
-    """How the steps of a job are recognised."""
     if in_python(run):
         loop = "`for batch in hindmost.steps(loader):`, or " if by_torch(run) else ""
         return f"write {loop}`with hindmost.step():` around each iteration"
@@ -466,9 +463,6 @@ _MOSTLY = 0.5
 #: Most segments of the steps that are reported.
 _SHOWN = 4
 
-#: Kinds of verdicts on who comes late.
-_LATE = ("straggler", "intermittent")
-
 _REMEDY = (
     "record launches and a log of the steps: `hindmost run -- COMMAND`,"
     " or NCCL Inspector with NCCL_INSPECTOR_DUMP_VERBOSE=1"
@@ -485,7 +479,7 @@ def without_lost_leads(found: list[Verdict], blocks: Blocks | None) -> list[Verd
     late = [
         verdict
         for verdict in found
-        if verdict.kind in _LATE and verdict.ranks and (no_starts or not set(verdict.ranks).isdisjoint(unsure))
+        if verdict.kind in LATE and verdict.ranks and (no_starts or not set(verdict.ranks).isdisjoint(unsure))
     ]
     throughout = _throughout(late, blocks)
     leads = [one for one in late if not _may_be_a_lead(one, late, blocks, throughout)]
@@ -545,7 +539,6 @@ def _mostly_a_lead(one: Verdict, blocks: Blocks) -> bool:
 
 
 def _late_in_turn(late: Sequence[Verdict]) -> Verdict:
-    """No rank is named, and none cleared."""
     spans = [(one, "on" if one.until_step is None else f"to {one.until_step}") for one in late[:_SHOWN]]
     found = "; ".join(f"{names(one.ranks)} from step {one.since_step or 0} {end}" for one, end in spans)
     who = "ranks are late in turn"

@@ -237,7 +237,6 @@ def without_collectives(absent: Absent) -> str:
 
 
 def _doctor_remedy(absent: Absent) -> str:
-    """How what is missing would be recorded."""
     return (
         f"run `hindmost doctor` on the node of {_who(absent)}: it checks the agent and the probe."
         " If it sent to another collector, name that directory, too"

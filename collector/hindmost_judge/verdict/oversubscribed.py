@@ -186,7 +186,6 @@ def other_stalls(found: list[Verdict], stalls: list[Stalls], blocks: Blocks, set
 
 
 def _in(verdicts: list[Verdict], ranks: tuple[int, ...]) -> bool:
-    """Whether these name any of the ranks."""
     return any(not set(verdict.ranks).isdisjoint(ranks) for verdict in verdicts)
 
 

@@ -22,6 +22,8 @@ KINDS = tuple(
 )
 #: A verdict that names no rank and is no surer than this clears no rank either.
 UNSURE = 0.5
+#: Kinds of verdicts on ranks that are late.
+LATE = ("straggler", "intermittent")
 #: Kinds of a job that stopped, or whose ranks went apart.
 STOPS = ("hang", "desync")
 #: Kinds that are an answer but no trouble: they are on the page, not in the log of verdicts.

@@ -35,7 +35,6 @@ from hindmost_judge.verdict.wording import STALL, START_UP, attach, names, nodes
 
 
 def _of_hang(stop: Hang, run: Run, blocks: Blocks | None) -> Verdict:
-    """The verdict of a job that stopped."""
     seconds = _stopped_meanwhile(stop, run)
     if seconds and not stop.ranks and not stop.unproven:  # stopped inside the operation, which all members entered
         ranks = tuple(sorted(seconds))
@@ -258,7 +257,6 @@ def _seconds(stall: Stall) -> float:
 
 
 def _longest(stalls: Sequence[Stall]) -> list[Stall]:
-    """Those that are reported, first to last."""
     return sorted(sorted(stalls, key=_seconds, reverse=True)[:_MOST_STALLS], key=lambda one: one.since_s)
 
 
@@ -435,7 +433,6 @@ class _Does(NamedTuple):
 
 
 def _did(words: str) -> _Does:
-    """The past tense is the same of both."""
     return _Does(words, words)
 
 

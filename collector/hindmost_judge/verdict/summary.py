@@ -303,7 +303,6 @@ class RankRows(PlainRows):
         return self._plain(range(len(self)))
 
     def _plain(self, places: range) -> list[dict[str, Any]]:
-        """The rows of these places only."""
         chosen = np.array(places, np.int64)
         ranks = self.ranks[chosen].tolist()
         phases: list[Any] = [self.logged.get(rank, {}) for rank in ranks]

@@ -178,7 +178,6 @@ def _order(step: Ints, rank: Array, names: list[str], seq: list[int]) -> tuple[I
 
 
 def _stream(name: str, seq: int, of_worker: dict[tuple[str, int], int], last: dict[str, int]) -> tuple[str, list[int]]:
-    """The stream of an operation and its predecessors."""
     way, _, what = name.partition("-")
     stream = name if name in _PAIRED else ""
     found = [last[stream]] if stream in last else []
@@ -400,7 +399,6 @@ def _uneven_batches(built: Graph, length: Floats, swing: float, settings: Settin
 
 
 def _verdict(built: Graph, gain: float, why: str, **known: Any) -> Verdict:
-    """The verdict that ``gain`` ns of each step are lost."""
     return Verdict(
         since_step=0,
         cost_ms_per_step=gain / 1e6,
