@@ -61,7 +61,8 @@ CPU = (("host", "cpu"), ("input", "blocked"))
 SOURCES = (
     Source("ddp-clean", GPU),
     Source("ddp-slow-compute-onset-rank1", GPU, steps=60),
-    Source("fsdp-slow-compute-from40-rank1", GPU, steps=40, blocks=True),
+    # rank 3 enters each of the first seven gathers 1.2 ms after the others, for its host launches them late
+    Source("fsdp-slow-compute-from40-rank1", GPU, steps=40, blocks=True, slower=(3,)),
     Source("ddp-observed-clean", GPU, waits="forward"),
     Source("ddp-observed-late-input-rank1", (("input", "input"),), steps=120, waits="forward"),
     Source("hostbound-live-clean", HOST),

@@ -123,13 +123,10 @@ def _edges(own: list[Slowdown], blocks: Blocks, settings: Settings) -> list[int]
     def explained(first: int, stop: int) -> _Explained:
         return _explained(own[0], (first, stop), blocks, settings)
 
-    @cache
-    def takes_over(first: int, edge: int, stop: int) -> bool:
-        return _takes_over(explained(first, edge), explained(edge, stop), blocks, settings)
-
     while len(found) > 2:
         spans = zip(found, found[1:-1], found[2:], strict=False)
-        others = [edge for first, edge, stop in spans if not takes_over(first, edge, stop)]
+        parts = [(edge, explained(first, edge), explained(edge, stop)) for first, edge, stop in spans]
+        others = [edge for edge, one, other in parts if not _takes_over(one, other, blocks, settings)]
         if not others:
             break
         found.remove(min(others, key=lambda edge: sure[edge]))

@@ -16,7 +16,7 @@ from hindmost_judge.encoding import columns_that_fill
 from hindmost_judge.graph.self_time import build_lanes, pace_of_peers, paced_by_hosts, with_unmarked_work
 from hindmost_judge.model import OTHER, Run
 from hindmost_judge.stats import segmentation
-from hindmost_judge.stats.robust import average, lower_median, median, or_zero, peers_median, quantile
+from hindmost_judge.stats.robust import FEW_RANKS, average, lower_median, median, or_zero, peers_median, quantile
 from hindmost_judge.timeline import phases
 from hindmost_judge.timeline.overlap import ahead_of_host
 from hindmost_judge.types import Bools, Floats, Lanes, Timeline
@@ -203,6 +203,8 @@ _AHEAD = 0.1
 _TURNS, _WAITS = 6, 0.02
 #: A rank waits for a batch that takes this share of what a worker needs for it; less may be the fetch itself.
 _WAITED = 0.1
+#: Turns of a replay, batches that a worker is ahead at most (in PyTorch), deviations by which a healthy one differs.
+_REPLAYED, _PREFETCHED, _OUTLIES = 100, 2, 3.0
 #: Processes of a rank at the usual sample from which on it has workers.
 _SEEN = 0.5
 #: A step counts for at most as much as this share of the steps do not exceed: stalls come in no turns.
@@ -214,22 +216,22 @@ def by_turn(blocks: Blocks, run: Run) -> Blocks:
 
     A worker that the loop waits for twice, a turn apart, worked all the time in between. Of a rank that does not wait,
     nothing is known but that its workers are faster: they are taken to be as those of the typical rank usually are. If
-    only one rank waits, it is late by that.
+    only one rank waits, it is late by that. A repair saves what is beyond the pace of healthy loaders, where known.
     """
     turn = length(blocks)
     loads = _loads(blocks, run, turn) if turn > 1 else None
     if loads is None:
         return blocks
-    fetched = blocks.parts["input"]
-    *of_steps, alone = loads
+    *of_steps, pace, alone = loads
     known, often = (np.sum(~np.isnan(load), axis=1)[:, None] >= _OFTEN for load in of_steps)
-    measured = known if known.sum() > 1 else np.ones_like(known)
-    usual = lower_median(median(np.where(measured, loads[0], np.nan), axis=1), axis=0)
+    usual = lower_median(median(np.where(known | (known.sum() < 2), loads[0], np.nan), axis=1), axis=0)
     lasted = mean_of_turn(np.where(often, loads[1], np.nan), turn)
+    turns = [segmentation.levels(row) for row in or_zero(lasted - pace)[:, turn // 2 :: turn]]
+    beyond = np.pad(np.repeat(turns, turn, axis=1), ((0, 0), (0, turn)), mode="edge")[:, : lasted.shape[1]]
     lasted = np.where(np.isnan(lasted), usual, lasted)
-    waited = or_zero(mean_of_turn(fetched, turn))
+    waited = or_zero(mean_of_turn(blocks.parts["input"], turn))
     delay = waited - peers_median(waited) if alone is not None else np.minimum(lasted - peers_median(lasted), waited)
-    return blocks.by_delay(
+    by_delay = blocks.by_delay(
         delay,
         turn=turn,
         period=mean_of_turn(blocks.period[None], turn)[0],
@@ -240,11 +242,29 @@ def by_turn(blocks: Blocks, run: Run) -> Blocks:
         took=mean_of_turn(blocks.took, turn) if blocks.took is not None else None,
         parts={**blocks.parts, "input": waited},
     )
+    return by_delay if np.isnan(pace) else replace(by_delay, intervals=beyond)
 
 
-def _loads(blocks: Blocks, run: Run, turn: int) -> tuple[Floats, Floats, int | None] | None:
-    """[R, N] ns a step that each rank's loader takes, in all steps and in those of the blocks; NaN: unknown. And the
-    only row of which it is known, if it is one.
+def _healthy_pace(first: Floats, scatter: Floats, rest: Floats, turn: int) -> float:
+    """Ns a step of a job whose loaders all need what the ranks' ``first`` batches [R] took; NaN where one is unknown.
+
+    By a replay: a worker begins a batch when it has the one before and there is a place for it. Batches differ by the
+    shares ``scatter`` [N]; ``rest`` [S] is what steps take beside their wait.
+    """
+    first = first[~(first > lower_median(first, axis=0) * (1 + _OUTLIES * scatter.std()))]
+    usual, usual_rest, steps = float(first.mean()), float(median(rest)), _REPLAYED * turn
+    load = turn * usual * (1 + np.random.default_rng(0).choice(scatter - scatter.mean(), (steps, len(first))))
+    ready, used, now = np.zeros((steps + turn, len(first))), np.zeros(steps + _PREFETCHED * turn), 0.0
+    for step in range(steps):
+        ready[step + turn] = np.maximum(ready[step], used[step]) + load[step]
+        used[step + _PREFETCHED * turn] = now = max(now, float(ready[step + turn].max()))
+        now += usual_rest
+    return float(used[-1] - used[-steps // 2]) / (steps // 2 - 1)
+
+
+def _loads(blocks: Blocks, run: Run, turn: int) -> tuple[Floats, Floats, float, int | None] | None:
+    """[R, N] ns a step that each rank's loader takes, in all steps and in those of the blocks; NaN: unknown. Then what
+    a step of healthy ones takes, and the only row of which it is known, if it is one.
 
     ``None`` where it is known of no rank, or of one that is not seen to have workers: it may as well stall.
     """
@@ -258,13 +278,22 @@ def _loads(blocks: Blocks, run: Run, turn: int) -> tuple[Floats, Floats, int | N
     twice = waits[:, turn:] & waits[:, :-turn]
     loads[:, turn:] = np.where(twice, (ready[:, turn:] - ready[:, :-turn]) / turn, np.nan)
     since = ready[:, :turn] - times["start_ns"][:, :1]  # workers start all at once, with the first step
-    started = np.maximum(median(since[:, 0] - turn * median(loads, axis=1)), 0.0)
+    level = median(loads, axis=1)
+    scatter = (loads / level[:, None] - 1)[~np.isnan(loads)]
+    started = float(median(since[:, 0] - turn * level))
+    started = started if started > _OUTLIES * scatter.std() * turn * median(level) else 0.0
     loads[:, :turn] = np.where(waits[:, :turn], (since - started) / turn, np.nan)
     rows = np.flatnonzero(~np.isnan(loads).all(axis=1))
     workers, alone = blocks.gauge("children"), int(rows[0]) if len(rows) == 1 else None
     seen = alone is None or (workers is not None and workers[alone] >= _SEEN)
-    known = seen and not np.isnan(loads).all()
-    return (loads, loads[:, np.searchsorted(numbers, blocks.steps)], alone) if known else None
+    if not seen or not len(scatter):
+        return None
+    pace = (
+        float("nan")
+        if len(loads) <= FEW_RANKS
+        else _healthy_pace(loads[:, 0], scatter, blocks.period - or_zero(blocks.parts["input"]).max(axis=0), turn)
+    )
+    return loads, loads[:, np.searchsorted(numbers, blocks.steps)], pace, alone
 
 
 def length(blocks: Blocks) -> int:

@@ -129,10 +129,6 @@ class _Pattern(NamedTuple):
         both = at if at < len(self.ops) and self.ops[at] == "sendrecv" else None
         return max((at for at, op in enumerate(self.ops) if op == "send" and self.peers[at] == peer), default=both)
 
-    def last_sent(self) -> int:
-        """The last call by which it sends; the last of all where none does."""
-        return max((at for at, op in enumerate(self.ops) if op in ("send", "sendrecv")), default=-1)
-
     def ended(self, at: int) -> int:
         """The call in which it waits for what the call at this place started."""
         waits = (later for later in range(at, len(self.ops)) if self.ops[later] == WAIT and not self.starts_only[later])
@@ -149,7 +145,8 @@ def _travels(table: Table, found: dict[int, _Steps], pairs: Ints, *, at_once: bo
             continue
         here, there = patterns[rank], patterns[source]
         if rank == source:
-            travel[edge] = here.end[:, -1] - here.start[:, here.last_sent()]
+            last_sent = max((at for at, op in enumerate(here.ops) if op in ("send", "sendrecv")), default=-1)
+            travel[edge] = here.end[:, -1] - here.start[:, last_sent]
             continue
         at = here.received(source)
         sent = there.sent(rank, at) if at is not None else None

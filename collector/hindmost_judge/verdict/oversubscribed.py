@@ -175,7 +175,8 @@ def _at_least(one: Verdict, blocks: Blocks) -> Verdict:
     times = (used + queued) / max(used, 1.0)
     if times < _STRETCHED:
         return one
-    return replace(one, cost_is=AT_LEAST, evidence=(*one.evidence, wording.at_least(times)))
+    line = f"COST is the least: on these full CPUs 1 ms of CPU time costs 1 to {times:.0f} ms"
+    return replace(one, cost_is=AT_LEAST, evidence=(*one.evidence, line))
 
 
 def other_stalls(found: list[Verdict], stalls: list[Stalls], blocks: Blocks, settings: Settings) -> list[Verdict]:

@@ -339,11 +339,6 @@ def longer_than_replayed(change: StepTimeChange | None, saved: float) -> list[st
     return [f"steps became {ms(change.longer)} longer then; the delay explains only a part of it"]
 
 
-def at_least(times: float) -> str:
-    """That CPU time may cost ``times`` what it takes, where all ranks wait for CPUs."""
-    return f"COST is the least: on these full CPUs 1 ms of CPU time costs 1 to {times:.0f} ms"
-
-
 def estimated(cost: float, alone: float, change: StepTimeChange | None) -> list[str]:
     """That CPU time costs more than it takes, ns a step: its rank shares CPUs, so it delays the others' work, too."""
     if change is None or cost <= _MORE * alone:
