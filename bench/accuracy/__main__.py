@@ -171,17 +171,12 @@ def _read(path: Path) -> dict[tuple[str, int], Result]:
     return {(result["family"], result["seed"]): result for result in results}
 
 
-def _graded(grade: Callable[[str, int], Result], key: tuple[str, int]) -> Result:
-    with np.errstate(all="ignore"):
-        return grade(*key)
-
-
 def _run(
     chosen: Suite, keys: list[tuple[str, int]], out: Path, jobs: int, deadline: float
 ) -> dict[tuple[str, int], Result]:
     done: dict[tuple[str, int], Result] = {}
     with multiprocessing.get_context("spawn").Pool(jobs) as pool, out.open("a") as stream:
-        for one in pool.imap_unordered(partial(_graded, chosen.grade), keys):
+        for one in pool.imap_unordered(partial(grade.graded, chosen.grade), keys):
             stream.write(json.dumps(one) + "\n")
             stream.flush()
             done[one["family"], one["seed"]] = one

@@ -1,8 +1,10 @@
 """One run simulated, judged, and compared with what is true of it."""
 
 import time
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from baselines import BASELINES
 from hindmost_collector.simulate import Scenario, Simulated, Truth, simulate
 from hindmost_collector.simulate.engine import WARMUP
@@ -12,6 +14,12 @@ from suite import scenario
 
 #: Verdicts that name ranks.
 NAMING = ("straggler", "intermittent", "hang", "desync")
+
+
+def graded(grade: Callable[[str, int], dict[str, Any]], key: tuple[str, int]) -> dict[str, Any]:
+    """``grade`` of a family and a seed, for a pool of processes: these import no function of the program itself."""
+    with np.errstate(all="ignore"):
+        return grade(*key)
 
 
 def grade(family: str, seed: int) -> dict[str, Any]:

@@ -4,6 +4,8 @@ import importlib
 import itertools
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -111,3 +113,12 @@ def test_a_family_of_its_own_kind_of_fault_is_counted_right_where_it_is(bench: A
     for report, share in ((right, "1.000"), *((right | one, "0.000") for one in wrong)):
         (row,) = [line for line in bench("table").tables([common | report]) if name[family] in line]
         assert row.split("|")[2].split()[0] == share
+
+
+@pytest.mark.parametrize(("suite", "family"), [("cohorts", "single"), ("lanes", "MPI")])
+def test_jobs_are_judged_in_processes_of_their_own(tmp_path: Path, suite: str, family: str) -> None:
+    """Each process finds what it has to run."""
+    out = tmp_path / "found.jsonl"
+    asked = ["--suite", suite, "--tuning", "--family", family, "--runs", "1", "--jobs", "1", "--out", str(out)]
+    subprocess.run([sys.executable, str(BENCH), *asked], check=True, capture_output=True, timeout=60)
+    assert out.read_text().count('"seed"') == 1
