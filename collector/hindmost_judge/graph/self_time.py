@@ -324,8 +324,13 @@ def _without_wait(timeline: Timeline, spent: Floats, ended: Floats, wait: HostWa
         likely = np.clip(usual[:, None], spent - waited, spent)
         return spent - waited, np.where(came_later, spent, likely), np.zeros(len(spent))
     usual, doubt = _usual_of_hosts_ahead(free, spent, timeline.cohort)
-    more = or_zero(median(_while_lead_grows(timeline, spent, wait) - usual))
-    usual = usual + np.where(more > doubt, more, 0.0)
+    drained = np.fmin(usual, _after_drained(timeline, spent, ended, wait))
+    alone = _while_lead_grows(timeline, spent, wait)
+    if float(median(alone - (usual + drained) / 2)) > 0:  # hosts do work before they wait
+        more = float(median(alone - usual))
+        usual = usual + np.where(more > doubt, more, 0.0)
+    else:
+        usual = drained
     least = spent - waited
     return least, np.clip(usual[:, None], least, spent), doubt
 
@@ -347,6 +352,26 @@ def _while_lead_grows(timeline: Timeline, spent: Floats, wait: HostWait) -> Floa
     known = (grows.sum(axis=1) >= _MIN_STEPS) & (alone <= at_limit)
     most = 2 * known.sum() > np.sum(ahead.mean(axis=1) > _MOSTLY_AHEAD)  # a few such hosts may just have been slow
     return np.where(known & most, alone, np.nan)
+
+
+def _after_drained(timeline: Timeline, spent: Floats, ended: Floats, wait: HostWait) -> Floats:
+    """[R] ns that hosts take in the phase of ``wait`` after a wait at its begin that drained their GPUs; NaN: unknown.
+
+    A pageable copy waits for all that was launched, so the GPU runs the next collective as it is launched. A host at
+    its queue's limit has a GPU with much to run. If hosts worked before they waited, what they do after it would vary
+    less than the phase of hosts that do not wait.
+    """
+    if timeline.queued is None:
+        return np.full(len(ended), np.nan)
+    ahead = _is_ahead(timeline)
+    queued = median(np.where(ahead, timeline.queued, np.nan), axis=-1)
+    after = np.full(ended.shape, np.nan)
+    after[:, wait.lag :] = ended[:, wait.lag :] - timeline.left[:, : ended.shape[1] - wait.lag]
+    after = np.where(ahead, after, np.nan)
+    varies = np.array([_spread(row) for row in after])
+    usually = np.fmin.reduce([_spread(row) for row in np.where(ahead, np.nan, spent)])
+    drained = (queued <= _PROMPT * _typical_step(timeline)) & (varies >= usually / 2)
+    return np.where(drained & (ahead.mean(axis=1) > _MOSTLY_AHEAD), median(after, axis=-1), np.nan)
 
 
 def _usual_of_same_step(free: Floats, spent: Floats, cohort: Ints) -> Floats:
