@@ -27,6 +27,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Any:
         ("host-bound, copy", 1003),  # of three hosts one 1 ms slower, in steps of 19 ms; clocks are off by up to 4
         ("host-bound, step", 1003),
         ("host-bound, copy", 21003),
+        ("host-bound, copy", 32020014),  # hosts wait in a copy that drains their GPUs; launches are not recorded
         ("host-bound, step", 11003),  # of two hosts; GPUs take as long as their hosts' optimizers and inputs
         ("host-bound, step", 11006),  # slower in what is seen as two phases
         ("host-bound, never", 1003),  # the others' hosts wait in the same phase, in all steps
@@ -66,7 +67,9 @@ def test_exactly_the_slow_hosts_are_named(bench: Any, family: str, seed: int) ->
     assert found["cost"] is None or found["cost"] == pytest.approx(1.0, rel=0.25)
 
 
-@pytest.mark.parametrize(("family", "seed"), [("host-bound, step", 11005), ("input-bound, copy", 61005)])
+@pytest.mark.parametrize(
+    ("family", "seed"), [("host-bound, step", 11005), ("host-bound, step", 32010005), ("input-bound, copy", 61005)]
+)
 def test_a_slow_host_behind_a_slower_one_is_named_too(bench: Any, family: str, seed: int) -> None:
     """It is ahead, and waits for a part of what it is slower by: both together cost what the job takes longer."""
     found = bench(".grade").grade(family, seed)
