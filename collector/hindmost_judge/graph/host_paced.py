@@ -249,7 +249,7 @@ def _healthy_pace(first: Floats, scatter: Floats, rest: Floats, turn: int) -> fl
     """Ns a step of a job whose loaders all need what the ranks' ``first`` batches [R] took; NaN where one is unknown.
 
     By a replay: a worker begins a batch when it has the one before and there is a place for it. Batches differ by the
-    shares ``scatter`` [N]; ``rest`` [S] is what steps take beside their wait.
+    shares ``scatter`` [N]; ``rest`` [S] is what steps take but for their wait.
     """
     first = first[~(first > lower_median(first, axis=0) * (1 + _OUTLIES * scatter.std()))]
     usual, usual_rest, steps = float(first.mean()), float(median(rest)), _REPLAYED * turn
