@@ -61,7 +61,8 @@ class Notification:
     text: str
     ended: bool = False
     pods: tuple[Pod, ...] = ()
-    opening: str = ""  # the text, if its opening was not sent
+    before: Mapping[str, Any] | None = None  # of a change, the verdict as it was
+    opening: str = ""  # the text, if ``before`` was not sent
 
     @classmethod
     def of(
@@ -79,7 +80,8 @@ class Notification:
             text = in_change(event["before"], verdict, report["ranks"], detail)
         text, opening = one_line(f"{before}{text}"), one_line(f"{words.sentence}{_detail(words, 'merged')}")
         named = tuple(pods[rank] for rank in verdict.get("ranks") or () if rank in pods) if pods else ()
-        return cls(job, event["event"], event["id"], event["time_ns"], verdict, text, ended, named, opening)
+        known = (job, event["event"], event["id"], event["time_ns"], verdict)
+        return cls(*known, text, ended, named, event.get("before"), opening)
 
     @property
     def payload(self) -> bytes:
@@ -219,6 +221,7 @@ class Outlet:
         self._thread: threading.Thread | None = None
         self._until: float | None = None  # when it must have finished; none while it runs
         self._failed_in_a_row = 0
+        self._last_sent: dict[tuple[str, str], Mapping[str, Any]] = {}  # each verdict as the receiver knows it
         self.sent = self.failures = self.dropped = 0
 
     def put(self, one: Notification) -> None:
@@ -228,10 +231,7 @@ class Outlet:
                 self.dropped += 1
                 return
             now, stops = self._clock(), one.event == "opened" and one.verdict["kind"] in STOPS
-            left = [(at, other) for at, other in self._waiting if not _outdated(other, one)]
-            if one.event == "changed" and len(left) < len(self._waiting):  # what it changed from was never sent
-                one = replace(one, text=f"{_BEFORE['changed']}{one.opening}")
-            self._waiting = left
+            self._waiting = [(at, other) for at, other in self._waiting if not _outdated(other, one)]
             before = next((at for at, (_, other) in enumerate(self._waiting) if _of_one(other, one)), None)
             if one.event == "changed" and before is not None:  # its opening has not been sent yet
                 self._waiting[before] = now, replace(one, event="opened", text=one.opening)
@@ -259,6 +259,8 @@ class Outlet:
     def _deliver(self) -> None:
         while (one := self._next()) is not None:
             begun = self._clock()
+            if one.event == "changed" and one.before != self._last_sent.get((one.job, one.id)):
+                one = replace(one, text=f"{_BEFORE['changed']}{one.opening}")
             while not self._tried(one, begun):
                 pass
 
@@ -277,6 +279,11 @@ class Outlet:
         answer = self._to.send(one)
         if answer.taken:
             self.sent += 1
+            self._last_sent.pop((one.job, one.id), None)
+            if one.event != "closed":
+                self._last_sent[one.job, one.id] = one.verdict
+            if len(self._last_sent) > QUEUE:
+                del self._last_sent[next(iter(self._last_sent))]
             if self._failed_in_a_row:
                 log.warning("%s takes notifications again", self._to.name)
             self._failed_in_a_row = 0

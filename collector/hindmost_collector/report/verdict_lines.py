@@ -103,17 +103,18 @@ def of_verdict(one: Mapping[str, Any], ranks: Sequence[Mapping[str, Any]] = ()) 
 def in_change(
     before: Mapping[str, Any], after: Mapping[str, Any], ranks: Sequence[Mapping[str, Any]], detail: str
 ) -> str:
-    """What is new of a verdict that was ``before``, with its cost or place in ``detail``; all, if of another kind or of
-    other ranks."""
-    words, cost = of_verdict(after, ranks), before.get("cost_ms_per_step")
-    who = _who({"ranks": ranks}, after) or words.sentence
-    if any(before[name] != after[name] for name in ("kind", "ranks")):
-        return f"{words.sentence}{detail}"
-    if after["kind"] in STOPS:
-        return f"{words.head}{detail}"
-    if before.get("cause") != after.get("cause"):
-        return f"{who}: {doing(after)}, before {doing(before)}{detail}"
-    return f"{who}{detail.removeprefix(';')}{'' if cost is None else f', before {duration(cost)}'}"
+    """What is new of a verdict that was ``before``, with its cost or place in ``detail``; all, if of another kind, of
+    other ranks, of none, or of an unknown cost."""
+    words, who = of_verdict(after, ranks), _who({"ranks": ranks}, after)
+    cost, now = (one.get("cost_ms_per_step") for one in (before, after))
+    if who and all(before[name] == after[name] for name in ("kind", "ranks")):
+        if after["kind"] in STOPS and detail:
+            return f"{words.head}{detail}"
+        if before.get("cause") != after.get("cause"):
+            return f"{who}: {doing(after)}, before {doing(before)}{detail}"
+        if cost is not None and now is not None:
+            return f"{who} cost{'s' * (len(after['ranks']) == 1)} {words.short_cost}, before {duration(cost)}"
+    return f"{words.sentence}{detail}"
 
 
 def with_rendered(report: Mapping[str, Any], *, over: bool = False, path: str = "") -> dict[str, Any]:

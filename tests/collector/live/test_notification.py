@@ -135,17 +135,28 @@ def test_a_hang_says_who_waits_and_then_where_the_missing_rank_is() -> None:
     assert Notification.of("j", change, REPORT).text == f"changed: HUNG; {evidence[0]}"
 
 
+COSTS = "costs 3.9 of 10.0 ms per step (39 %)"
+SLOW, INPUT = "SLOW rank 2 on n0: computing, since step 40", "LIMITED BY input: the job waits for it, since step 40"
+LOST = {"kind": "hang", "ranks": [], "victims": [0, 1], "cost_ms_per_step": None}
+
+
 @pytest.mark.parametrize(
-    ("before", "said"),
+    ("now", "before", "said"),
     [
-        ({"cost_ms_per_step": 1.0}, "rank 2 on n0 costs 3.9 of 10.0 ms per step (39 %), before 1.0 ms"),
-        ({"cause": "unknown"}, "rank 2 on n0: computing, before cause unknown; costs 3.9 of 10.0 ms per step (39 %)"),
-        ({"ranks": [1]}, "SLOW rank 2 on n0: computing, since step 40; costs 3.9 of 10.0 ms per step (39 %)"),
+        ({}, {"cost_ms_per_step": 1.0}, f"rank 2 on n0 {COSTS}, before 1.0 ms"),
+        ({}, {"cause": "unknown"}, f"rank 2 on n0: computing, before cause unknown; {COSTS}"),
+        ({}, {"ranks": [1]}, f"{SLOW}; {COSTS}"),
+        ({}, {"cost_ms_per_step": None}, f"{SLOW}; {COSTS}"),
+        ({"cost_ms_per_step": None}, {"cost_ms_per_step": 1.0}, SLOW),
+        ({"kind": "input_bound", "ranks": []}, {"cost_ms_per_step": 1.0}, f"{INPUT}; {COSTS}"),
+        ({"kind": "input_bound", "ranks": []}, {"cause": "unknown"}, f"{INPUT}; {COSTS}"),
+        (LOST, {"cause": "unknown"}, "HUNG in step 40: 2 ranks wait in one operation"),
     ],
 )
-def test_a_change_says_what_changed(before: dict[str, Any], said: str) -> None:
-    """Not the whole sentence once more, but where it is of other ranks."""
-    change = {"event": "changed", "id": "1", "time_ns": 1, "verdict": verdict(), "before": verdict() | before}
+def test_a_change_says_what_changed(now: dict[str, Any], before: dict[str, Any], said: str) -> None:
+    """Not the whole sentence once more, but where it is of other ranks, of none, or of a cost that is not known."""
+    newest = verdict() | now
+    change = {"event": "changed", "id": "1", "time_ns": 1, "verdict": newest, "before": newest | before}
     assert Notification.of("j", change, REPORT).text == f"changed: {said}"
 
 
@@ -247,16 +258,42 @@ def test_changes_that_were_not_sent_yet_are_one(receiver: Receiver) -> None:
 
 
 class Sent:
-    """A receiver that takes everything at once."""
+    """A receiver that takes everything at once, unless its ``status`` says that it refuses."""
 
     name = "sent"
 
     def __init__(self) -> None:
         self.all: list[tuple[str, str]] = []
+        self.status = 200
 
     def send(self, one: Notification) -> Answer:
         self.all.append((one.event, one.text))
-        return Answer(200, "")
+        return Answer(self.status, "")
+
+
+@pytest.mark.parametrize(
+    ("lost", "said"),
+    [
+        ({}, "changed: rank 2 on n0 costs 3.9 of 10.0 ms per step (39 %), before 2.0 ms"),
+        ({0: "refused", 1: "refused"}, f"changed: {SLOW}; {COSTS}"),
+        ({0: "no room", 1: "no room"}, f"changed: {SLOW}; {COSTS}"),
+        ({1: "refused"}, f"changed: {SLOW}; {COSTS}"),
+    ],
+)
+def test_a_change_of_what_was_not_sent_is_a_whole_sentence(
+    lost: dict[int, str], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the opening, or the last change, there is nothing to compare with."""
+    to, costs = Sent(), [1.0, 2.0, 3.9]
+    out = Outlet(to)
+    for at, (before, cost) in enumerate(zip([0.0, *costs], costs, strict=False)):
+        to.status = 400 if lost.get(at) == "refused" else 200
+        monkeypatch.setattr(notification, "QUEUE", 0 if lost.get(at) == "no room" else QUEUE)
+        event = {"event": "changed", "before": verdict(before)} if at else {"event": "opened"}
+        out.put(Notification.of("train", {**event, "id": "1", "time_ns": at, "verdict": verdict(cost)}, REPORT))
+        wait_until(lambda at=at: out.sent + out.dropped == at + 1)
+    out.close(PATIENCE_S)
+    assert to.all[-1] == ("changed", said)
 
 
 HUNG = "HUNG in step 40: rank 2 on n0 did not arrive; 3 ranks wait in all_reduce"
