@@ -329,7 +329,7 @@ def caption(titles: Sequence[str], report: Mapping[str, Any]) -> str:
 def _explained(report: Mapping[str, Any]) -> dict[str, str]:
     """What each column is in this table: a rank that comes late is not always who makes the others wait."""
     waits, caused = (
-        [row[name] for row in report["ranks"] if row.get(name) is not None] for name in ("wait_ms", "caused_wait_ms")
+        [ms for ms in _of_ranks(report, name).values() if ms is not None] for name in ("wait", "caused wait")
     )
     if waits and not caused:  # stages that only send to each other
         return {**_EXPLAINED, "wait": "in receives, until another rank has sent"}
@@ -342,15 +342,20 @@ def _explained(report: Mapping[str, Any]) -> dict[str, str]:
     return known
 
 
+def _of_ranks(report: Mapping[str, Any], title: str) -> dict[int, float | None]:
+    """A column's ms of each rank: those in the steps of a verdict, where they are in the table."""
+    whole = {row["rank"]: row.get(f"{title.replace(' ', '_')}_ms") for row in report["ranks"]}
+    return whole | of_fault(report)[1].get(title, {})
+
+
 def _of_cost(report: Mapping[str, Any]) -> str:
     """How the first named rank's wait, in the steps of its verdict, and its COST go together, where they differ."""
-    when, measured = of_fault(report)
-    caused = {row["rank"]: row.get("caused_wait_ms") or 0.0 for row in report["ranks"]}
-    caused |= measured.get("caused wait", {})
-    for one in report["verdicts"][:1]:
-        cost, who = one.get("cost_ms_per_step"), one.get("ranks") or ()
+    caused = _of_ranks(report, "caused wait")
+    named = (one for one in report["verdicts"] if one.get("ranks") and one["kind"] not in STOPS)
+    if (one := next(named, None)) is not None:
+        cost, who = one.get("cost_ms_per_step"), one["ranks"]
         waited = sum(caused.get(rank) or 0.0 for rank in who)
-        if not cost or not who or (one.get("since_step") and not when):
+        if not cost or (one.get("since_step") and not of_fault(report)[0]):
             return ""
         least = "at least " if one.get("cost_is") == AT_LEAST else ""
         if waited > _DIFFERENT * cost:

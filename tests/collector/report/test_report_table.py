@@ -89,12 +89,26 @@ def test_a_job_that_stopped_is_limited_by_nothing_else() -> None:
     assert inside(document.of_report(found))["report"]["bound"] == ""
 
 
+@pytest.mark.parametrize("first", [[], [{"kind": "input_bound", "ranks": [], "cost_ms_per_step": 99.0}]])
 @pytest.mark.parametrize(("cost", "explained"), [(20.0, True), (96.0, False)])
-def test_the_caption_reconciles_caused_wait_with_cost(cost: float, explained: bool) -> None:
+def test_the_caption_reconciles_caused_wait_with_cost(cost: float, explained: bool, first: list[Any]) -> None:
     """By both figures, where they differ: without the fault ranks still wait for the next one."""
     slow = {"kind": "straggler", "ranks": [1], "cost_ms_per_step": cost}
-    shown = columns.caption(["rank", "caused wait"], report(caused_wait_ms=100.0) | {"verdicts": [slow]})
+    shown = columns.caption(["rank", "caused wait"], report(caused_wait_ms=100.0) | {"verdicts": [*first, slow]})
     assert ("COST is 20.0 of the 100.0 ms of rank 1. The rest overlaps computing" in shown) == explained
+
+
+@pytest.mark.parametrize(("caused", "wait", "a_part"), [(35.6, 30.0, False), (9.0, 30.0, True)])
+def test_the_caption_is_of_the_steps_of_the_fault(caused: float, wait: float, a_part: bool) -> None:
+    """A rank that is slow in few steps causes most of the wait in these, and little of that in the whole run."""
+    slow = {"kind": "straggler", "ranks": [1], "cost_ms_per_step": 20.0, "since_step": 150}
+    of = {"since_step": 150, "until_step": None}
+    by_rank = {"caused wait": (0.1, caused), "wait": (wait, 0.1)}
+    fault = [of | {"measure": name, "rank": rank, "ms": by_rank[name][rank]} for name in by_rank for rank in (0, 1)]
+    found = report(caused_wait_ms=0.2, wait_ms=9.0) | {"verdicts": [slow], "sections": {"phases": {"fault": fault}}}
+    shown = columns.caption(["rank", "caused wait", "caused wait since 150"], found)
+    assert ("the part of the others' wait that" in shown) == a_part
+    assert ("COST is 20.0 of the 35.6 ms of rank 1" in shown) != a_part
 
 
 @pytest.mark.parametrize(("cost", "since", "explained"), [(5.6, 0, True), (5.0, 0, False), (199.0, 300, False)])
