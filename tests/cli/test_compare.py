@@ -14,6 +14,7 @@ from hindmost_collector.recordings.tables import table
 from hindmost_collector.report import columns, section_rows
 from hindmost_collector.report import compare as text
 from hindmost_collector.report.compare import compare, condition, measured, scaling
+from hindmost_collector.report.verdict_lines import rendered
 from hindmost_collector.simulate import Scenario, simulate
 from hindmost_collector.simulate.write import write
 from hindmost_judge.judge import judge
@@ -354,6 +355,13 @@ def test_several_runs_show_how_far_more_ranks_are_faster() -> None:
     bars = [line.count("█") for line in shown.splitlines() if "█" in line]
     assert bars == sorted(bars, reverse=True)
     assert [line.split()[-1] for line in shown.splitlines() if line.startswith("A ")][-1] == "OK"
+
+
+def test_a_table_of_runs_has_the_head_words_of_their_reports() -> None:
+    """A job of which all ranks became slower has no slow rank, and is SLOW."""
+    slow = job(ranks=1, kind="torch", steps=150, faults=[{"rank": 0, "compute": 4.0, "from": 60}])
+    heads = {run["id"]: run["head"] for run in scaling([slow, trained(8, 32)])["runs"]}
+    assert heads[slow.job.id] == rendered(judge(slow).to_dict())[0].head == "SLOW"
 
 
 def test_runs_that_cannot_be_compared_say_so() -> None:

@@ -29,7 +29,7 @@ from rich.text import Text
 from hindmost_collector.report import columns, sections
 from hindmost_collector.report.columns import number, ratio, title_of
 from hindmost_collector.report.text import console, labelled, paragraph, table_of, written
-from hindmost_collector.report.verdict_lines import doing, of_verdict
+from hindmost_collector.report.verdict_lines import doing, of_verdict, rendered
 
 if TYPE_CHECKING:
     from hindmost_judge.model import Run
@@ -248,7 +248,7 @@ def _row(run: Run, settings: Settings) -> dict[str, Any]:
         "load_balance": parallel.load_balance if parallel else None,
         "communication": parallel.communication if parallel else None,
         "verdict": report.verdicts[0].kind,
-        "head": of_verdict(report.to_dict()["verdicts"][0]).head,
+        "head": rendered(report.to_dict())[0].head,
     }
 
 
