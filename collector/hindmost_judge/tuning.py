@@ -642,26 +642,32 @@ def _storage(facts: Facts) -> Advice | None:
 
 
 def with_domains(found: Sequence[Verdict], run: Run, seen: Overview | None, *, stalled: bool) -> list[Verdict]:
-    """The verdicts, with an uneven domain as their reason. A rank that is late in all steps may have a slow CPU, too.
+    """The verdicts, with advice on an uneven domain where they are in doubt, or where its rank is late all along by no
+    more than twice as much.
 
-    One with more work that it does before some exchanges is late in these: it does not stall. Where noise may be as
-    long as the wait, the measured work is its reason."""
-    late = [one for one in found if one.kind in ("straggler", "intermittent") and one.cause in ("compute", "unknown")]
+    Such a rank may have a slow CPU, too. One with more work that it does before some exchanges is late in these: it
+    does not stall.
+    """
+    late = [
+        one
+        for one in found
+        if one.kind in ("straggler", "intermittent")
+        and one.cause in ("compute", "unknown")
+        and not one.since_step
+        and one.until_step is None
+    ]
     doubtful = [one for one in found if one.kind == "balanced" and one.confidence == UNSURE and not stalled]
     uneven = _domains(Facts(run, seen, ())) if late or doubtful else None
-    if uneven is None:
-        return list(found)
 
-    def explained(one: Verdict) -> Verdict:
-        if one in doubtful:
-            why, do = (uneven.found,), (uneven.set,)
-            return replace(one, kind="uneven_workload", cause="workload", confidence=0.7, evidence=why, advice=do)
-        if one not in late or one.ranks != uneven.ranks:
+    def advised(one: Verdict) -> Verdict:
+        if uneven is None or (one not in doubtful and (one not in late or one.ranks != uneven.ranks)):
+            return one
+        if (one.cost_ratio or 0.0) > 2 * uneven.share:
             return one
         cause = "workload" if one.kind == "intermittent" else one.cause
         return replace(one, cause=cause, advice=(f"{uneven.set} ({uneven.found})", *one.advice))
 
-    return [explained(one) for one in found]
+    return [advised(one) for one in found]
 
 
 def _domains(facts: Facts) -> Advice | None:
@@ -672,7 +678,7 @@ def _domains(facts: Facts) -> Advice | None:
     own = facts.seen.planes["self"] if cpu is None or np.isnan(cpu).all(axis=1).any() else cpu
     if np.isnan(own).all():
         return None
-    work = np.nanmean(own, axis=1)
+    work = np.nanmedian(own, axis=1)  # what it saves now and then is no domain
     longest, mean = float(np.nanmax(work)), float(np.nanmean(work))
     rank = int(facts.seen.ranks[int(np.nanargmax(work))])
     shown = _more_of(facts, rank)

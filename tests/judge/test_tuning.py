@@ -366,7 +366,9 @@ DOUBTFUL = Verdict("balanced", confidence=UNSURE, advice=("wait",))
         pytest.param(replace(LATE, kind="intermittent"), False, "intermittent", "workload", True, id="sometimes"),
         pytest.param(replace(LATE, ranks=(2,)), False, "straggler", "compute", False, id="another rank"),
         pytest.param(replace(LATE, cause="cpu_contention"), False, "straggler", "cpu_contention", False, id="waits"),
-        pytest.param(DOUBTFUL, False, "uneven_workload", "workload", True, id="noise may be as long"),
+        pytest.param(replace(LATE, since_step=40), False, "straggler", "compute", False, id="domains do not change"),
+        pytest.param(replace(LATE, cost_ratio=1.0), False, "straggler", "compute", False, id="it saves too little"),
+        pytest.param(DOUBTFUL, False, "balanced", None, True, id="noise may be as long"),
         pytest.param(DOUBTFUL, True, "balanced", None, False, id="a stall has another reason"),
         pytest.param(replace(DOUBTFUL, confidence=0.9), False, "balanced", None, False, id="it costs nothing"),
     ],
@@ -374,11 +376,19 @@ DOUBTFUL = Verdict("balanced", confidence=UNSURE, advice=("wait",))
 def test_an_uneven_domain_is_the_reason_of_a_wait(
     late: Verdict, stalled: bool, kind: str, cause: str | None, first: bool
 ) -> None:
-    """Rank 3 has twice the memory, and works longer. Its verdict says so in every format, and what to divide."""
+    """Rank 3 has twice the memory, and works longer. Its verdict says in every format what to divide."""
     run = job(*of_memory(1.0, 1.0, 1.0, 2.0), framework="mpi")
     (found,) = tuning.with_domains([late], run, works(50.0, 50.0, 50.0, 90.0), stalled=stalled)
     assert (found.kind, found.cause) == (kind, cause)
     assert found.advice[0].startswith("divide the domain by work") == first
+
+
+def test_what_a_rank_saves_now_and_then_is_no_domain() -> None:
+    """In one step of ten it computes nine times as long, which is not the size of its domain."""
+    run = job(*of_memory(1.0, 1.0, 1.0, 2.0), framework="mpi")
+    seen = works(50.0, 50.0, 50.0, 50.0)
+    seen.planes["self"][3, 4] *= 9
+    assert "uneven domains" not in advised(run, seen)
 
 
 @pytest.mark.parametrize(("middle", "uneven"), [(100, False), (200, True)])

@@ -116,6 +116,8 @@ def _large(blocks: Blocks, delay: Floats, settings: Settings) -> list[Stalls]:
 _STEPS, _FAR, _ONE_DISTURBANCE = 3.0, 4.0, 8
 #: At least so many apart are reported, and one more of fewer than four ranks: by chance two hit the same one too often.
 _FEWEST_LONG = 2
+#: … and of a rank that may serve the others.
+_FEWEST_OF_SERVER = 4
 #: How sure it is that a rank was waited for that stalled as no other did.
 _SURE_OF_EVENTS = 0.9
 
@@ -124,14 +126,14 @@ def _long_stalls(blocks: Blocks, delay: Floats) -> list[Stalls]:
     """A rank that stalled now and then, each time far longer than any other rank was late [R, S] in the whole run.
 
     Every other rank waited for it: that is an event, whatever noise there is. So few say nothing of the next one. The
-    first or last rank may have saved or evaluated for all, unless it was stopped.
+    first or last rank may save or evaluate for all: its own are more, unless it was stopped.
     """
     row = int(np.argmax(delay.max(axis=1)))
     least = max(_FAR * float(np.delete(delay, row, axis=0).max(initial=0.0)), _STEPS * blocks.step_ns)
     steps = np.flatnonzero(delay[row] >= least)
     apart = np.count_nonzero(np.diff(steps, prepend=-_ONE_DISTURBANCE) >= _ONE_DISTURBANCE)
     serves = row in (0, len(delay) - 1) and row not in stopped.stopped_rows(blocks)
-    if apart < _FEWEST_LONG + (len(delay) < FEW_RANKS) or serves:
+    if apart < (_FEWEST_OF_SERVER if serves else _FEWEST_LONG + (len(delay) < FEW_RANKS)):
         return []
     return [Stalls((row,), steps, float(median(delay[row, steps])), 1.0, explained_share=_SURE_OF_EVENTS)]
 

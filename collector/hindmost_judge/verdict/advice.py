@@ -144,7 +144,9 @@ def on(found: Verdict, run: Run, *, storage: bool = False, usual: float = 0.0) -
         found = replace(found, evidence=(*found.evidence[:1], *with_cause(lines, found.evidence[1:])))
     phase = "input" if found.kind == "straggler" else "checkpoint"  # perhaps, by code of its own
     marked = bool((run.steps[f"{phase}_ns"] >= 0).any() or (run.intervals["name"] == phase).any())
-    if found.cause == "unknown" and found.partial == "blocked" and run.job.source == Job.source and not marked:
+    blocked = found.cause == "unknown" and found.partial == "blocked"
+    saves = phase == "checkpoint" and found.cause == "compute"
+    if (blocked or saves) and run.job.source == Job.source and not marked:
         do += [_PERHAPS[phase]] * (phase == "checkpoint" or in_python(run))
     return replace(found, advice=tuple(do))
 

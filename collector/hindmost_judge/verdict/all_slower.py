@@ -108,8 +108,12 @@ def with_slowed(found: Sequence[Verdict], slowed: Slowed | None) -> list[Verdict
         return list(found)
     why = _why(slowed)
     queued = max(slowed.phases_ms.get(name, 0.0) for name in _QUEUE) >= _MOST * (slowed.step_ms - slowed.was_ms)
-    changed = "what has used the CPUs since" if queued else "what changed (data, clocks, other jobs on the nodes) at"
-    advice = f"find {changed} step {slowed.since_step}"
+    what = (
+        "what has used the CPUs since step {}"
+        if queued
+        else "what changed at step {}: data, clocks, other jobs on the nodes"
+    )
+    advice = "find " + what.format(slowed.since_step)
     return [
         replace(one, evidence=(*why, *one.evidence), advice=(advice, *(one.advice if one.kind != "balanced" else ())))
         if one.kind in ("balanced", "insufficient_data")

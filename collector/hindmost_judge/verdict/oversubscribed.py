@@ -417,7 +417,8 @@ def _at_a_cost(found: list[_Slept], off: Blocks, blocks: Blocks, settings: Setti
         in_all = _saved_awake(blocks, off, every) - _saved_awake(blocks, off, rest)
         conditional = float(alone.sum()) < BY_ITSELF * float(in_all.sum())
         saved = in_all if conditional else alone
-        span = slice(int(one.columns[0]) if one.verdict.since_step else 0, int(one.columns[-1]) + 1)
+        last = int(one.columns[-1]) + 1 if one.verdict.until_step is not None else len(off.steps)
+        span = slice(int(one.columns[0]) if one.verdict.since_step else 0, last)
         cost = float(saved[span].mean())
         each = one.ns * len(one.columns) / (span.stop - span.start)
         if cost < settings.min_effect * average(blocks.period[span]):

@@ -134,7 +134,10 @@ def _that_count(slowdowns: list[Slowdown], blocks: Blocks, settings: Settings) -
         if float(gain[slowdown.first : slowdown.stop].mean()) < settings.min_cost * blocks.step_ns:
             costly = rest
             if costly:
-                notes.append(f"{wording.slower(blocks, [slowdown])}, at no cost: other ranks are later")
+                span = slowdown.first, slowdown.stop
+                whole = span == (0, len(blocks.steps))
+                steps = "" if whole else f" in steps {blocks.steps[span[0]]} to {blocks.steps[span[1] - 1]}"
+                notes.append(f"{wording.slower(blocks, [slowdown])}{steps}, at no cost: other ranks are later")
     return costly, notes
 
 

@@ -588,7 +588,8 @@ def balanced(
         usual = float(median(needs.self_time))
         beyond = most / max(usual, 1.0)
         who, work = f"rank {int(needs.ranks[row])}", "CPU and file I/O time"
-        needy = f"ranks need the same {work}, within {percent(beyond)}"
+        each = median(needs.self_time, axis=1)
+        needy = f"ranks need the same {work}, within {percent(float(np.ptp(each)) / max(usual, 1.0))}"
         if beyond >= _SAME:
             needy = f"{who} needs {percent(beyond)} more {work} than its peers: negligible"
             needy = needy if most >= _UNNAMED * blocks.step_ns else f"ranks need the same {work}, within {ms(most)}"
@@ -692,7 +693,7 @@ def waited_for(blocks: Blocks, row: int, shared: str, late: float, cause: Cause)
     """Who is waited for where ranks share CPUs, with no known cause; it is ``late`` by so many ns a step."""
     caused = or_zero(blocks.caused).mean(axis=1)
     last = f"rank {int(blocks.ranks[row])} is last to arrive in {percent(float(np.nanmean(blocks.last[row])))}"
-    waits = f"others wait {ms(caused[row])} per step for it ({percent(caused[row] / blocks.step_ns)})"
+    waits = f"others wait {ms(caused[row])} per step for it ({percent(caused[row] / average(blocks.period))})"
     share = f"that is {percent(caused[row] / caused.sum())} of all waiting in the job"
     lines = [f"{last} of the collectives: {waits}", share, f"{shared}: it may have waited for one"]
     if cause.cause == "cpu_contention":  # by its process: of its main thread that is known where it is said elsewhere

@@ -337,7 +337,7 @@ def test_a_slowdown_of_all_ranks_is_reported_with_its_onset(end: int | None) -> 
 
 
 @pytest.mark.parametrize(
-    ("fault", "do"), [("runqueue", "find what has used the CPUs since step 60"), ("blocked", "find what changed (data")]
+    ("fault", "do"), [("runqueue", "find what has used the CPUs since step 60"), ("blocked", "find what changed at step 60: data")]
 )
 def test_a_rank_that_began_to_wait_for_a_cpu_is_no_matter_of_data(fault: str, do: str) -> None:
     """What to look for is what was measured."""
@@ -351,7 +351,7 @@ def test_a_job_of_one_rank_that_became_slower_is_told_when_by_how_much_and_in_wh
     shown = text.render(report.to_dict(), width=200)
     assert "SLOW   since step 60: steps take" in shown
     assert "WHY    longer: backward 2" in shown
-    assert "DO     find what changed (data, clocks, other jobs on the nodes) at step 60" in shown
+    assert "DO     find what changed at step 60: data, clocks, other jobs on the nodes" in shown
     assert not report.notes
     assert judge(make(Load(kind="torch", ranks=1, steps=150))).job.slowed is None
 
