@@ -337,7 +337,8 @@ def test_a_slowdown_of_all_ranks_is_reported_with_its_onset(end: int | None) -> 
 
 
 @pytest.mark.parametrize(
-    ("fault", "do"), [("runqueue", "find what has used the CPUs since step 60"), ("blocked", "find what changed at step 60: data")]
+    ("fault", "do"),
+    [("runqueue", "find what has used the CPUs since step 60"), ("blocked", "find what changed at step 60: data")],
 )
 def test_a_rank_that_began_to_wait_for_a_cpu_is_no_matter_of_data(fault: str, do: str) -> None:
     """What to look for is what was measured."""
