@@ -67,8 +67,9 @@ def headline(
     step_ms, longer = on_gpus["step_ms"]["out"], on_gpus["between"]["all - out"]
     low, high = longer["percent_95"]
     cpu, mib = (typical(load, "hindmost", AGENTS, name) for name in ("cpu_of_a_core", "rss_mib"))
-    whole, running = guests["numpy 2400 on 16 cores"], guests["numpy 100000 within"]
-    cores, longer_by = running["machine_cores"], "{:+.1f} % (95 % interval {:.1f} to {:.1f})"
+    whole, running = guests["numpy 2400 on 16 cores"], guests["numpy 200000 within, 32 cores"]
+    full = "with a rank on each of {} cores"
+    longer_by = "{:+.1f} % (95 % interval {:.1f} to {:.1f})"
     of_whole = longer_by.format(whole["wall_s"]["percent"], *whole["wall_s"]["percent_95"])
     of_running = longer_by.format(running["percent"], *running["percent_95"])
     floor = typical(load, "bare", AGENTS, "cpu_of_a_core")
@@ -86,12 +87,12 @@ def headline(
             "`bench/gpu/guest_parts.py`",
         ),
         (
-            f"time of a step in an all-reduce job with a rank on each of {cores} cores, from its 40th second on",
+            f"time of a step in an all-reduce job {full.format(running['machine_cores'])}, from its 40th second on",
             of_running,
             "`bench/guest`",
         ),
         (
-            f"time of whole all-reduce jobs of {whole['wall_s']['without']:.0f} s with a rank on each of {cores} cores",
+            f"time of whole all-reduce jobs of {whole['wall_s']['without']:.0f} s {full.format(whole['machine_cores'])}",
             f"{of_whole}: no difference shown",
             "`bench/guest`",
         ),
