@@ -68,10 +68,11 @@ def headline(
     low, high = longer["percent_95"]
     cpu, mib = (typical(load, "hindmost", AGENTS, name) for name in ("cpu_of_a_core", "rss_mib"))
     whole, running = guests["numpy 2400 on 16 cores"], guests["numpy 200000 within, 32 cores"]
-    full = "with a rank on each of {} cores"
+    on_all = "with a rank on each of {} cores"
     longer_by = "{:+.1f} % (95 % interval {:.1f} to {:.1f})"
     of_whole = longer_by.format(whole["wall_s"]["percent"], *whole["wall_s"]["percent_95"])
     of_running = longer_by.format(running["percent"], *running["percent_95"])
+    alone = whole["wall_s"]["without"]
     floor = typical(load, "bare", AGENTS, "cpu_of_a_core")
     return rows(
         ("simulated jobs with a fault of 5 % or more, judged right", f"{named} of {slow}", "`bench/accuracy`"),
@@ -87,12 +88,12 @@ def headline(
             "`bench/gpu/guest_parts.py`",
         ),
         (
-            f"time of a step in an all-reduce job {full.format(running['machine_cores'])}, from its 40th second on",
+            f"time of a step in an all-reduce job {on_all.format(running['machine_cores'])}, from its 40th second on",
             of_running,
             "`bench/guest`",
         ),
         (
-            f"time of whole all-reduce jobs of {whole['wall_s']['without']:.0f} s {full.format(whole['machine_cores'])}",
+            f"time of whole all-reduce jobs of {alone:.0f} s {on_all.format(whole['machine_cores'])}",
             f"{of_whole}: no difference shown",
             "`bench/guest`",
         ),
