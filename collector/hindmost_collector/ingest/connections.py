@@ -29,9 +29,10 @@ Stream = Callable[[AsyncIterator[Any], Any], Awaitable[None]]
 HANDSHAKE_MS, NO_STREAM_MS = 15_000, 60_000
 #: The first message of a stream has to come within this.
 HELLO_S = 15.0
-#: Bytes of a frame at most, and that an agent may send before the collector has read them. A batch of full cores has
-#: megabytes: in frames of 16 KiB, 64 KiB ahead, it took both sides half as long again, and five times the wakes.
-AHEAD_BYTES = 1 << 20
+#: Bytes of a frame at most, and that an agent may send before the collector has read them: so much of each agent waits
+#: in memory while the store is behind. A batch of full cores has megabytes: in frames of 16 KiB, 64 KiB ahead, it took
+#: both sides half as long again, and five times the wakes.
+FRAME_BYTES, AHEAD_BYTES = 1 << 20, 1 << 18
 #: Open files that no agent takes: of the page's clients, the store and reports.
 OTHER_FILES = 512
 
@@ -66,7 +67,7 @@ def listen(
             # Bandwidth probing pings the agent at every message, which wakes it for nothing. A ping that a host under
             # load leaves unanswered for a minute ends the connection.
             ("grpc.http2.bdp_probe", 0),
-            ("grpc.http2.max_frame_size", AHEAD_BYTES),
+            ("grpc.http2.max_frame_size", FRAME_BYTES),
             ("grpc.http2.lookahead_bytes", AHEAD_BYTES),
             ("grpc.http2.min_ping_interval_without_data_ms", 5000),
             # The most that gRPC reads in two blocks of 8 KiB. From 12,288 on it takes one of 64 KiB, which each

@@ -271,9 +271,14 @@ class Contact:
         return {node for node, agents in self._agents.items() if not any(map(self._reached, agents))}
 
     def lost_of(self, job: LiveJob) -> set[str]:
-        """The nodes of a job's ranks from which no agent that serves this job is heard."""
+        """The nodes of a job's ranks from which no agent that serves this job is heard. One of its own leaves at its
+        end."""
         serving = self._serving(job)
-        return {node for node, agents in serving.items() if agents and not any(map(self._reached, agents))}
+        return {
+            node
+            for node, agents in serving.items()
+            if agents and not any(self._reached(agent) or (agent.departed and agent.job) for agent in agents)
+        }
 
     def age_ns(self, job: LiveJob) -> int | None:
         """How old the newest word of the agents that serve a job is; ``None`` where it has none."""

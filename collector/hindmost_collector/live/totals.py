@@ -207,7 +207,7 @@ def _by_instance(table: Table) -> tuple[Array, Array, Array]:
 def _narrowed(key: Array) -> Array:
     """The same order in two bytes a value where that is enough: numpy sorts them by their digits."""
     least = key.min()
-    return (key - least).astype(np.uint16) if key.max() - least < 1 << 16 else key
+    return (key - least).astype(np.uint16) if int(key.max()) - int(least) < 1 << 16 else key
 
 
 def _shares(rank: Array, duration: Array, group: Array, count: int) -> Mapping[str, tuple[Array, Array]]:

@@ -312,3 +312,9 @@ def test_what_no_row_measures_takes_no_memory_of_a_row() -> None:
     decoding, batch, calls = Decoding(), wire.Batch(sequence=1), range(1000)
     batch.collectives.add(rank=7, op_names=["x"], op=[0] * 1000, seq=calls, start_ns=calls, duration_ns=calls)
     assert decoding.chunk(batch).bytes < 1000 * (3 * 8 + 4) + 1000
+
+
+def test_times_that_are_all_alike_are_on_the_jobs_clock_too() -> None:
+    """A column of one value is kept as one, and moved like others."""
+    found = decoded(start_ns=[900] * 3, flags=[0] * 3, enqueue_ns=[30] * 3)
+    assert found == {"start_ns": [AHEAD + 900] * 3, "enqueue_ns": [AHEAD + 30] * 3}

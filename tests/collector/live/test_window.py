@@ -262,3 +262,18 @@ def test_not_having_waited_is_zero():
     counters = {name: values.tolist() for name, values in job.counters()}
     assert counters["caused_wait_seconds_total"] == [0, 0]
     assert counters["last_arrivals_total"] == [0, 0]
+
+
+@pytest.mark.parametrize("apart", [1, 65_535, 65_536, 1 << 30])
+def test_numbers_of_calls_may_be_far_apart(apart: int):
+    """Rank 0 waits 4 ms in each call, for rank 1, however many calls of others came between two."""
+    words, job = Words(), LiveJob("j", 0)
+    calls = chunk(words, 2)
+    table = calls.coded["collectives"]
+    table |= {
+        "seq": table["seq"].astype(np.int64) * apart,
+        "duration_ns": np.where(table["rank"] == 0, 5_000_000, 1_000_000),
+    }
+    job.add(calls, words, Definitions(), 1)
+    counters = {name: values.tolist() for name, values in job.counters()}
+    assert np.allclose(counters["caused_wait_seconds_total"], [0, len(table["seq"]) // 2 * 0.004])

@@ -207,6 +207,12 @@ def test_a_job_is_lost_when_no_agent_of_it_is_heard(job, facts, at):
     assert state(job, *both, at=100) == ["lost" if "departed" in facts else "running"]
 
 
+def test_a_job_whose_own_agents_signed_off_is_not_lost(job):
+    """`hindmost run` ends them when its ranks have ended; the collector hears of the end a little later."""
+    both = [agent(job="j", node=node, departed=True) for node in ("n0", "n1")]
+    assert state(job, *both) == ["running"]
+
+
 def test_a_lost_job_has_no_values_and_an_ended_one_has_them_once_more(job):
     """What is last known of a job is no news of it; of one that ended, a scrape still gets the last counts."""
     page, there = job_metrics.JobPage(), Contact([], 0)
