@@ -210,9 +210,9 @@ class Job:
     interrupted_by: str | None = None
     #: Whether recording stopped long ago without saying how the job ended.
     abandoned: bool = False
-    #: The node of ``hindmost run``.
-    host: str | None = None
-    #: Why no rank on that node could make its ring, where that was so.
+    #: Nodes known not to be lost: their agents said goodbye, or a collector on them wrote the job's end.
+    left: tuple[str, ...] = ()
+    #: Why no rank on the node of ``hindmost run`` could make its ring, where that was so.
     no_ring: str | None = None
     #: Whether the probe got into a process on the node of ``hindmost run`` that no launcher named a rank.
     entered: bool = False

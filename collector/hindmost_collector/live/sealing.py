@@ -53,9 +53,17 @@ async def finish(components: Components, job: LiveJob, flush: Callable[[], Await
     """Write the end of a job: meta.json and report.json. The report where it could not be written."""
     job.sealed = True
     how = {name: getattr(job, name) for name in ("exit_code", "interrupted_by", "no_ring", "entered")}
-    note(components, job.id, {"started_ns": job.started_ns, "ended_ns": job.ended_ns or components.clock.now(), **how})
+    how |= {"ended_ns": job.ended_ns or components.clock.now(), "left": left(components, job.id)}
+    note(components, job.id, {"started_ns": job.started_ns, **how})
     await flush()
     return await asyncio.to_thread(_seal, components, job)
+
+
+def left(components: Components, job: str) -> list[str]:
+    """The nodes of which the agent that was heard last said goodbye."""
+    agents = list(components.ingest.agents.values())  # other streams begin meanwhile
+    serving = sorted((one for one in agents if one.job in {job, ""}), key=lambda one: one.last_heard_ns)
+    return sorted(node for node, departed in {one.node: one.departed for one in serving}.items() if departed)
 
 
 def _seal(components: Components, job: LiveJob) -> dict[str, Any] | None:
@@ -153,6 +161,7 @@ def from_memory(components: Components, job: LiveJob, why: str = "") -> Run:
         no_ring=job.no_ring,
         entered=job.entered,
         ended_ns=job.ended_ns or components.clock.now(),
+        left=tuple(left(components, job.id)),
     )
     notes = (f"{why}: judged from the last minutes in memory",) if why else ()
     return dataclasses.replace(run, job=facts, notes=(*run.notes, *notes))

@@ -17,7 +17,7 @@ _MOST_BYTES = 16 << 20
 #: What each fact is; of numbers, the greatest.
 _TEXT = ("job_id", "command", "launcher", "version", "interrupted_by", "no_ring", "page", "host")
 _MOST = {"started_ns": 1 << 62, "ended_ns": 1 << 62, "world_size": 1 << 31, "exit_code": 1 << 31}
-_OTHER = {"nodes": list, "thresholds": dict, "environment": dict, "entered": bool}
+_OTHER = {"nodes": list, "left": list, "thresholds": dict, "environment": dict, "entered": bool}
 #: Variables that tune a job, of which none names a secret; so many, with values of so many characters.
 _TUNES = re.compile(
     r"(?!TF_CLI)(OMP|KMP|MKL|OPENBLAS|GOMP|GLOO|NCCL|UCX|FI|MPICH|MPIR_CVAR|I_MPI|OMPI_MCA|PRTE_MCA|HOROVOD|TORCH|PYTORCH"
@@ -72,6 +72,12 @@ def settings(facts: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     """What the facts of a run say that it was started with; its environment may be unknown."""
     found = {"launcher": facts.get("launcher"), "hindmost": facts.get("version"), **(facts.get("environment") or {})}
     return tuple((str(name), value) for name, value in found.items() if isinstance(value, str))
+
+
+def left(facts: Mapping[str, Any]) -> tuple[str, ...]:
+    """The nodes that are known not to be lost: by their agents, and by the collector that wrote an end on its own."""
+    ours = [facts.get("host") if facts.get("ended_ns") else None, *(facts.get("left") or ())]
+    return tuple(one for one in ours if isinstance(one, str))
 
 
 def merged(content: bytes | None, facts: Mapping[str, Any]) -> bytes:

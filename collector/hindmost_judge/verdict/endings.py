@@ -87,23 +87,23 @@ def exit_words(code: int, killed_by: int | None) -> str:
 
 def _lost_node(run: Run) -> tuple[str, int] | None:
     """The node with which contact was lost first, before the job's end, and its last measurement, ns; one of none of
-    whose ranks an end was seen."""
+    whose ranks an end was seen, and whose agent did not leave in order."""
     if run.job.source != Job.source or run.job.ended_ns is None or run.job.exit_code is None:
         return None
-    return min(_silent(run, _left_at_work(run)).items(), key=lambda one: one[1], default=None)
+    silent = _silent(run, _left_at_work(run).keys() - set(run.job.left))
+    return min(silent.items(), key=lambda one: one[1], default=None)
 
 
 def _silent(run: Run, at_work: Iterable[str]) -> dict[str, int]:
     """Which of these nodes were not heard until the job's end, and when their newest measurement was made, ns.
 
-    An agent that can be reached measures once more after the end. Only that of ``hindmost run`` hears of it at the same
-    time as the collector, and may be done a moment before.
+    An agent that can be reached measures once more after the end. One that leaves in order may be done a moment before.
     """
     end = run.job.ended_ns if run.job.exit_code is not None else None
     return {
         node: last
         for node, last in _last_heard(run, at_work).items()
-        if end is None or last < end - (LOOK_NS if node == run.job.host else 0)
+        if end is None or last < end - (LOOK_NS if node in run.job.left else 0)
     }
 
 

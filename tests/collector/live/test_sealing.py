@@ -81,6 +81,21 @@ async def test_what_came_before_a_signal_is_written_before_its_report(collecting
     assert there[0] == ["collectives", "report.json"]
 
 
+async def test_nodes_whose_agents_said_goodbye_left_and_others_did_not(collecting, fake_agent, tmp_path):
+    """Also where memory is judged. Of a node's agents the newest counts."""
+    async with collecting(out=str(tmp_path), job_id="j") as collector:
+        for name, node, leaves in (("a", "n0", True), ("b", "n1", False), ("c", "n2", True), ("d", "n2", False)):
+            agent = fake_agent(collector.addresses["grpc"], name, node)
+            await agent.connect()
+            await agent.deliver(range(1))
+            if leaves:
+                await agent.stream.write(wire.AgentMessage(goodbye=wire.Goodbye(reason="SIGTERM")))
+                await agent.ended()
+            await agent.close()
+        assert sealing.from_memory(collector, collector.jobs["j"]).job.left == ("n0",)
+    assert json.loads((tmp_path / "meta.json").read_text())["left"] == ["n0"]
+
+
 @pytest.mark.parametrize(("runs", "silent_s", "abandoned"), [(True, 60, False), (False, 60, True), (True, 900, True)])
 def test_a_recording_has_stopped_once_no_collector_holds_it(tmp_path, runs, silent_s, abandoned):
     """At once where its lock tells; a lock that another host does not see counts for minutes."""
@@ -108,6 +123,7 @@ def test_what_memory_holds_is_judged() -> None:
         recorder=SimpleNamespace(store=SimpleNamespace(read=read), failing=""),
         decoder=SimpleNamespace(words=None),
         clock=SimpleNamespace(now=lambda: 1),
+        ingest=SimpleNamespace(agents={}),
     )
     job: Any = SimpleNamespace(
         id="j",

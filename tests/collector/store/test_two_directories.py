@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 from hindmost.errors import UsageError
 from hindmost_cli import query, report
+from hindmost_collector.ingest.chunk import from_rows
 from hindmost_collector.main import open_store
 from hindmost_collector.options import Options
 from hindmost_collector.simulate import Fault, Scenario, simulate
@@ -23,6 +24,8 @@ from hindmost_collector.store.parquet.store import ParquetStore
 from hindmost_collector.store.schema import arrow_schema
 from hindmost_judge.encoding import chosen
 from hindmost_judge.judge import judge
+from hindmost_judge.model import RUNNING, TABLES, empty
+from hindmost_judge.verdict import endings
 from hindmost_proto import telemetry_pb2 as wire
 
 
@@ -134,6 +137,22 @@ def test_directories_of_one_job_are_reported_on_together(tmp_path):
     both = report.judged(first, None, (second,))
     assert [(verdict["kind"], verdict["ranks"]) for verdict in both["verdicts"]] == [("straggler", [6])]
     assert [row["rank"] for row in both["ranks"]] == list(range(8))
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=("in order", "reversed"))
+def test_no_host_whose_collector_wrote_the_end_is_lost(tmp_path, order):
+    """Ranks outlive the launchers of both hosts, of which one ends 3 s before the other."""
+    run = simulate(Scenario(2, 60)).run
+    paths = [tmp_path / "a", tmp_path / "b"]
+    for rank, path in enumerate(paths):
+        ranks = chosen(run.ranks, run.ranks["rank"] == rank) | {"node": np.array([f"node{rank}"])}
+        end = (30 + 3 * rank) * 10**9
+        states = from_rows("rank_states", [(rank, end - 10**8, RUNNING, 8, 0, -1, -1, "")])
+        write(replace(run, ranks=ranks, rank_states=states, metrics=empty(TABLES["metrics"])), path, "run")
+        meta = json.loads((path / "meta.json").read_bytes())
+        meta |= {"host": f"node{rank}", "ended_ns": end, "exit_code": 0}
+        (path / "meta.json").write_text(json.dumps(meta))
+    assert endings.of(read_together([paths[one] for one in order])) == (None, None)
 
 
 def test_directories_of_different_jobs_are_refused(tmp_path):

@@ -84,11 +84,11 @@ def test_a_node_that_fell_silent_before_the_end_is_named(exit_code: int) -> None
 
 @pytest.mark.parametrize(("last", "seconds", "events"), [(9, "10.0", 30), (17.7, "1.3", 4), (18.99, "0.1", 0)])
 def test_what_a_lost_node_did_not_send_is_bounded(last: float, seconds: str, events: int) -> None:
-    """By its last data, and by how many steps and calls it had a second, however short before the end that is; of the
-    node of ``hindmost run``, whose agent leaves with the job, nothing is missing."""
+    """By its last data, and by how many steps and calls it had a second, however short before the end that is; of a
+    node whose agent leaves with the job, nothing is missing."""
     run = ended([(RUNNING, 18.8), (RUNNING, last)], 1)
     ranks = {**run.ranks, "node": np.array(["node0", "node1"])}
-    run = dataclasses.replace(run, ranks=ranks, job=dataclasses.replace(run.job, ended_ns=19 * SECOND, host="node0"))
+    run = dataclasses.replace(run, ranks=ranks, job=dataclasses.replace(run.job, ended_ns=19 * SECOND, left=("node0",)))
     (note,) = endings.undelivered(run)
     about = f" and about {events} steps and calls of rank 1" if events else ""
     assert note == (
@@ -96,6 +96,14 @@ def test_what_a_lost_node_did_not_send_is_bounded(last: float, seconds: str, eve
         f" up to {seconds} s of samples{about} are missing"
     )
     assert judge(run).notes[0] == note
+
+
+def test_a_node_whose_agent_left_early_is_not_lost_and_its_data_is_missing() -> None:
+    run = ended([(RUNNING, 20), (RUNNING, 9)], 0)
+    ranks = {**run.ranks, "node": np.array(["node0", "node1"])}
+    run = dataclasses.replace(run, ranks=ranks, job=dataclasses.replace(run.job, ended_ns=19 * SECOND, left=("node1",)))
+    assert endings.of(run) == (None, None)
+    assert [note[:40] for note in endings.undelivered(run)] == ["node1: its last data is of 10.0 s before"]
 
 
 def test_of_a_job_whose_recording_stopped_is_said_when() -> None:

@@ -77,6 +77,7 @@ def read_together(paths: Sequence[Path]) -> Run:
     starts = [meta["started_ns"] for meta in metas if meta.get("started_ns")]
     meta = {name: value for one in reversed(metas) for name, value in one.items() if value is not None}
     meta |= {"started_ns": min(starts, default=None), "ended_ns": max(ends) if len(ends) == len(metas) else None}
+    meta["left"] = [node for one in metas for node in of_job.left(one)]
     tables = {name: joined(name, [one.tables[name] for one, _ in found]) for name in schema.STORED}
     return run_of(tables, meta, paths[0].name, list(dict.fromkeys(note for one, _ in found for note in one.notes)))
 
@@ -164,7 +165,7 @@ def _job(name: str, meta: dict[str, Any], tables: dict[str, Table]) -> Job:
         ended_ns=meta.get("ended_ns"),
         exit_code=meta.get("exit_code"),
         interrupted_by=meta.get("interrupted_by"),
-        host=meta.get("host"),
+        left=of_job.left(meta),
         no_ring=meta.get("no_ring"),
         entered=meta.get("entered") is True,
         thresholds=_thresholds(meta.get("thresholds")),
