@@ -33,22 +33,25 @@ def of(report: Mapping[str, Any], listed: int = _LISTED, path: str = "RUN") -> d
     """Its verdicts in words and figures, each list of so many at most."""
     job, parts = report["job"], report.get("sections") or {}
     words = [filled(one, {"hindmost report RUN": f"hindmost report {path}"}) for one in rendered(report)]
+    stalled = sorted({rank for stall in job.get("stalls") or () for rank in stall["ranks"]})
     verdicts = [
         {
-            "kind": one["kind"],
+            "kind": said.kind,
             "says": _short(said.sentence),
-            "ranks": one["ranks"][:_RANKS],
-            "ranks_total": len(one["ranks"]),
+            "ranks": ranks[:_RANKS],
+            "ranks_total": len(ranks),
             "cause": one.get("cause"),
             "since_step": one.get("since_step"),
             "until_step": one.get("until_step"),
             "cost_ms_per_step": _digits(one.get("cost_ms_per_step")),
             "cost_ratio": _digits(one.get("cost_ratio")),
-            "confidence": _digits(one.get("confidence")),
+            "cost": _short(said.cost) or None,
+            "confidence": _digits(one.get("confidence")) if said.sure else None,
             "why": [_short(text) for text in said.why[:2]],
             "do": [_short(text) for text in said.do[:2]],
         }
         for one, said in zip(report["verdicts"], words, strict=True)
+        for ranks in [stalled if said.kind == "stalled" else one["ranks"]]
     ]
     settings = [
         {name: _short(row[name]) for name in ("name", "found", "set")}
