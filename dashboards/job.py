@@ -152,9 +152,9 @@ def steps() -> Panels:
             width=8,
         ),
         lines(
-            "Samples or tokens a second",
-            "Of all ranks together, and of the rank with least and with most. Empty where neither the job nor its "
-            "framework counts them: hindmost.step(work=tokens) does.",
+            "Items a second",
+            "Samples or tokens of all ranks together, and of the rank with least and with most. Empty where neither "
+            "the job nor its framework counts them: hindmost.step(work=tokens) does.",
             "none",
             (f"sum({of_ranks(promql.WORK)})", "all ranks"),
             (f"max({of_ranks(promql.WORK)})", "most of a rank"),

@@ -66,7 +66,7 @@ def steps() -> Panels:
         _compared("Step time", "A step of this rank and of the median rank.", "s", promql.STEP_SECONDS),
         _compared("Own wait", "Far below the median: the others wait for this rank.", "percentunit", promql.WAIT),
         _compared("Steps a second", "Of a synchronous job all ranks have the same.", "none", promql.STEPS),
-        _compared("Samples or tokens a second", "More than the median: this rank has more work.", "none", promql.WORK),
+        _compared("Items a second", "More than the median: this rank has more work.", "none", promql.WORK),
         lines(
             "Phases of a step, this rank",
             "Stacked.",

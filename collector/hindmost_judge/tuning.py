@@ -539,7 +539,7 @@ def _memory(facts: Facts) -> Advice | None:
             f"its peak is {percent(peak)} of the GPU's memory, and GPUs are busy {percent(busy)}",
             f"at most {percent(HALF)} of the memory, and GPUs less than {percent(BUSY)} busy",
             f"a larger batch: {more} times as large would fit, as far as memory grows with it"
-            + ("" if np.isnan(facts.batch) else f" ({more * facts.batch:,.0f} samples or tokens a rank)"),
+            + ("" if np.isnan(facts.batch) else f" ({more * facts.batch:,.0f} items a rank)"),
         )
     return None
 

@@ -113,7 +113,7 @@ SECTIONS: dict[Any, tuple[str, dict[str, str]]] = {
             "step_ms": "length of these steps",
             "was_ms": "length of the others",
             "phases_ms": "by how much each phase grew on every rank",
-            "more_work": "by which share the samples or tokens of a step grew, where that accounts for it",
+            "more_work": "by which share the items of a step grew, where that accounts for it",
         },
     ),
     Incarnation: (

@@ -102,6 +102,12 @@ def test_every_sentence_is_short_and_in_the_fields_words() -> None:
     assert {name: found for name, report in REPORTS.items() if (found := findings(report()))} == {}
 
 
+def test_work_is_counted_in_items_as_the_pace_is() -> None:
+    """One word for samples and tokens in all that reports say of their jobs."""
+    said = {text for report in REPORTS.values() for text in sentences(report())}
+    assert [text for text in said if "or tokens" in text] == []
+
+
 _STALLS = re.compile(r"stall\D* in (\d+) of (\d+) steps")
 _EACH = re.compile(r"(?:, |Each such step takes )([\d.]+) (m?s) (?:each|longer)")
 

@@ -245,9 +245,9 @@ def _why_no_mfu(one: _Run, gpus: Collection[str], work_per_s: float | None) -> s
     if not gpus:
         return "which GPU a rank uses was not recorded, or it uses none"
     if not one.flops_per_sample:
-        why = "operations of kernels are not counted" if work_per_s else "samples or tokens were not counted"
+        why = "operations of kernels are not counted" if work_per_s else "items were not counted"
         return f"{why}; `--flops-per-sample N` gives those of a sample or token"
-    return "the peak of these GPUs is not known" if work_per_s else f"samples or tokens were not counted; {counts}"
+    return "the peak of these GPUs is not known" if work_per_s else f"items were not counted; {counts}"
 
 
 #: Settings about which a verdict on too few CPUs has said what to do.

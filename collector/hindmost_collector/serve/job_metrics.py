@@ -52,7 +52,7 @@ JOB_VALUES: Mapping[Metric, Callable[[LiveJob], float | None]] = {
     ),
     counter(
         "hindmost_job_work_total",
-        "Samples or tokens of all ranks' steps; ranks that share a batch each count it.",
+        "Items (samples or tokens) of all ranks' steps; ranks that share a batch each count it.",
         *_OF_JOB,
     ): lambda job: _of_all(job, "work_total", np.nansum),
 }
@@ -82,7 +82,7 @@ RANK_METRICS: Mapping[str, Metric] = {
     "step_seconds_total": counter("hindmost_rank_step_seconds_total", "Time in steps.", *_OF_RANK),
     "work_total": counter(
         "hindmost_rank_work_total",
-        "Samples or tokens of the steps finished, where the job or its framework counts them.",
+        "Items (samples or tokens) of the steps finished, where the job or its framework counts them.",
         *_OF_RANK,
     ),
     "collectives_total": counter("hindmost_rank_collectives_total", "Collective calls finished.", *_OF_RANK),

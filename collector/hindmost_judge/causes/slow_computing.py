@@ -69,7 +69,7 @@ def more_work(blocks: Blocks, row: int, columns: Array, settings: Settings) -> s
     if not settings.min_explained * longer <= due <= longer / settings.min_explained:
         return None
     typical = median(blocks.work[:, columns], axis=1)
-    return f"samples or tokens per step: {typical[row]:,.0f}, others {others_level(typical, row):,.0f}"
+    return f"items per step: {typical[row]:,.0f}, others {others_level(typical, row):,.0f}"
 
 
 def _work_beyond(blocks: Blocks, row: int, columns: Array) -> float:

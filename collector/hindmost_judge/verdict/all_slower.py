@@ -98,7 +98,7 @@ def _why(slowed: Slowed) -> list[str]:
     grown = f"{phases}; of that {within}" if phases and within else phases or within
     why = [f"longer: {grown}"] if grown else []
     if slowed.more_work is not None:
-        why.append(f"a step has {percent(slowed.more_work)} more samples or tokens since then")
+        why.append(f"a step has {percent(slowed.more_work)} more items since then")
     return why
 
 

@@ -61,7 +61,7 @@ def of_uneven(blocks: Blocks, cost: float, explained: float, swing: float, *, co
     unlike = f"GPU forward times of a step differ by {percent(swing)} (standard deviation)"
     if blocks.work is not None and counted:
         times = float(median(np.fmax.reduce(blocks.work) / np.fmin.reduce(blocks.work)))
-        unlike = f"the largest batch of a step has {times:.1f} times the samples or tokens of the smallest"
+        unlike = f"the largest batch of a step has {times:.1f} times the items of the smallest"
     evidence = [
         f"{unlike}: that explains {percent(explained)} of the delays",
         f"ranks are late in turn; with work of equal size a step is {ms(cost)} shorter",
