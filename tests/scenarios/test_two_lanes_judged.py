@@ -92,6 +92,35 @@ def test_a_slow_gpu_is_slow_since_its_own_step(bench: Any, family: str, seed: in
     assert found["cost"] == pytest.approx(1.0, rel=0.1)
 
 
+@pytest.mark.parametrize(
+    ("seed", "slower", "share", "times"),
+    [
+        (6010, 3.0, 1.0, 1.0),  # caches are cold: first batches say nothing of how fast the others' workers are later
+        (6030, 1.5, 0.5, 1.5),  # healthy in the second half, in which the job is faster than first batches say
+        (6061, 1.0, 1.0, 1.0),  # another rank's loader is nearly as slow: a repair of one saves little
+    ],
+)
+def test_a_slow_loader_costs_no_more_than_its_repair_saves(
+    bench: Any, monkeypatch: pytest.MonkeyPatch, seed: int, slower: float, share: float, times: float
+) -> None:
+    """Its batches take so many ``times`` the fault's ms longer, in the first ``share`` of the steps."""
+    asked, draw = bench(".families").job("input-bound, workers", seed), bench(".noise").draw
+    end = int(share * asked.steps)
+    faults = tuple(replace(fault, ms=fault.ms * times, onset=0, end=end) for fault in asked.faults)
+
+    def drawn(job: Any) -> Any:
+        draws = draw(job)
+        draws.queued[: job.workers] += slower - 1
+        return draws
+
+    monkeypatch.setattr(bench(""), "draw", drawn)
+    asked = replace(asked, faults=faults)
+    made = bench("").simulate(asked)
+    found = bench(".grade").compared(asked, made.truth, judge(made.run).verdicts)
+    assert found["must"] == found["named"]
+    assert found["cost"] < 1.25
+
+
 SHORTER = 10
 
 

@@ -203,8 +203,9 @@ _AHEAD = 0.1
 _TURNS, _WAITS = 6, 0.02
 #: A rank waits for a batch that takes this share of what a worker needs for it; less may be the fetch itself.
 _WAITED = 0.1
-#: Turns of a replay, batches that a worker is ahead at most (in PyTorch), deviations by which a healthy one differs.
-_REPLAYED, _PREFETCHED, _OUTLIES = 100, 2, 3.0
+#: Turns of a replay, batches that a worker is ahead at most (in PyTorch), deviations by which a healthy one differs,
+#: and by which ranks do from healthy ones that the replay cannot be of.
+_REPLAYED, _PREFETCHED, _OUTLIES, _UNLIKE = 100, 2, 3.0, 2.0
 #: Processes of a rank at the usual sample from which on it has workers.
 _SEEN = 0.5
 #: A step counts for at most as much as this share of the steps do not exceed: stalls come in no turns.
@@ -226,6 +227,8 @@ def by_turn(blocks: Blocks, run: Run) -> Blocks:
     known, often = (np.sum(~np.isnan(load), axis=1)[:, None] >= _OFTEN for load in of_steps)
     usual = lower_median(median(np.where(known | (known.sum() < 2), loads[0], np.nan), axis=1), axis=0)
     lasted = mean_of_turn(np.where(often, loads[1], np.nan), turn)
+    period = mean_of_turn(blocks.period[None], turn)[0]
+    pace = min(pace, segmentation.levels(period[turn // 2 :: turn]).min())  # healthy loaders slow no job
     turns = [segmentation.levels(row) for row in or_zero(lasted - pace)[:, turn // 2 :: turn]]
     beyond = np.pad(np.repeat(turns, turn, axis=1), ((0, 0), (0, turn)), mode="edge")[:, : lasted.shape[1]]
     lasted = np.where(np.isnan(lasted), usual, lasted)
@@ -234,7 +237,7 @@ def by_turn(blocks: Blocks, run: Run) -> Blocks:
     by_delay = blocks.by_delay(
         delay,
         turn=turn,
-        period=mean_of_turn(blocks.period[None], turn)[0],
+        period=period,
         self_time=mean_of_turn(blocks.self_time, turn),
         overlapped=False,
         wait=mean_of_turn(blocks.wait, turn),
@@ -252,6 +255,8 @@ def _healthy_pace(first: Floats, scatter: Floats, rest: Floats, turn: int) -> fl
     shares ``scatter`` [N]; ``rest`` [S] is what steps take but for their wait.
     """
     first = first[~(first > lower_median(first, axis=0) * (1 + _OUTLIES * scatter.std()))]
+    if first.std() > _UNLIKE * scatter.std() * first.mean():  # caches were cold
+        return float("nan")
     usual, usual_rest, steps = float(first.mean()), float(median(rest)), _REPLAYED * turn
     load = turn * usual * (1 + np.random.default_rng(0).choice(scatter - scatter.mean(), (steps, len(first))))
     ready, used, now = np.zeros((steps + turn, len(first))), np.zeros(steps + _PREFETCHED * turn), 0.0
@@ -279,7 +284,9 @@ def _loads(blocks: Blocks, run: Run, turn: int) -> tuple[Floats, Floats, float, 
     loads[:, turn:] = np.where(twice, (ready[:, turn:] - ready[:, :-turn]) / turn, np.nan)
     since = ready[:, :turn] - times["start_ns"][:, :1]  # workers start all at once, with the first step
     level = median(loads, axis=1)
-    scatter = (loads / level[:, None] - 1)[~np.isnan(loads)]
+    filled = or_zero(np.where(np.isnan(loads), level[:, None], loads))
+    spans = np.array([segmentation.levels(row) for row in filled])
+    scatter = (loads / np.where(np.isnan(loads), np.nan, spans) - 1)[~np.isnan(loads)]
     started = float(median(since[:, 0] - turn * level))
     started = started if started > _OUTLIES * scatter.std() * turn * median(level) else 0.0
     loads[:, :turn] = np.where(waits[:, :turn], (since - started) / turn, np.nan)
@@ -288,11 +295,14 @@ def _loads(blocks: Blocks, run: Run, turn: int) -> tuple[Floats, Floats, float, 
     seen = alone is None or (workers is not None and workers[alone] >= _SEEN)
     if not seen or not len(scatter):
         return None
-    pace = (
-        float("nan")
-        if len(loads) <= FEW_RANKS
-        else _healthy_pace(loads[:, 0], scatter, blocks.period - or_zero(blocks.parts["input"]).max(axis=0), turn)
-    )
+    pace = float("nan")
+    if len(loads) > FEW_RANKS:
+        pace = _healthy_pace(loads[:, 0], scatter, blocks.period - or_zero(blocks.parts["input"]).max(axis=0), turn)
+        often = np.sum(~np.isnan(loads), axis=1) >= _OFTEN
+        *_, second, slowest = 0.0, 0.0, *np.sort(spans[often].max(axis=1))
+        alike = max(slowest - second, _UNLIKE * scatter.std() * pace)
+        if second - pace > alike:  # two are slow: a repair of one saves little
+            pace = float("nan")
     return loads, loads[:, np.searchsorted(numbers, blocks.steps)], pace, alone
 
 
