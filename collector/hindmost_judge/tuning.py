@@ -19,7 +19,7 @@ from hindmost_judge.causes.telemetry import POWER_CAP, SLOWING_REASONS, Metrics
 from hindmost_judge.communication import Traffic
 from hindmost_judge.model import Run
 from hindmost_judge.overview import Overview
-from hindmost_judge.stats.robust import lower_median
+from hindmost_judge.stats.robust import lower_median, median
 from hindmost_judge.timeline import messages
 from hindmost_judge.types import Floats
 from hindmost_judge.verdict import advice
@@ -678,7 +678,7 @@ def _domains(facts: Facts) -> Advice | None:
     own = facts.seen.planes["self"] if cpu is None or np.isnan(cpu).all(axis=1).any() else cpu
     if np.isnan(own).all():
         return None
-    work = np.nanmedian(own, axis=1)  # what it saves now and then is no domain
+    work = median(own, axis=1)  # what it saves now and then is no domain
     longest, mean = float(np.nanmax(work)), float(np.nanmean(work))
     rank = int(facts.seen.ranks[int(np.nanargmax(work))])
     shown = _more_of(facts, rank)

@@ -287,13 +287,15 @@ def _loads(blocks: Blocks, run: Run, turn: int) -> tuple[Floats, Floats, float, 
     filled = or_zero(np.where(np.isnan(loads), level[:, None], loads))
     spans = np.array([segmentation.levels(row) for row in filled])
     scatter = (loads / np.where(np.isnan(loads), np.nan, spans) - 1)[~np.isnan(loads)]
+    if not len(scatter):
+        return None
     started = float(median(since[:, 0] - turn * level))
     started = started if started > _OUTLIES * scatter.std() * turn * median(level) else 0.0
     loads[:, :turn] = np.where(waits[:, :turn], (since - started) / turn, np.nan)
     rows = np.flatnonzero(~np.isnan(loads).all(axis=1))
     workers, alone = blocks.gauge("children"), int(rows[0]) if len(rows) == 1 else None
     seen = alone is None or (workers is not None and workers[alone] >= _SEEN)
-    if not seen or not len(scatter):
+    if not seen:
         return None
     pace = float("nan")
     if len(loads) > FEW_RANKS:

@@ -238,7 +238,7 @@ def _is_ahead(timeline: Timeline) -> Bools:
     """
     last, steps = _last_arrivals(timeline)
     lead = _lead_of_launch(timeline)
-    usual = float(np.nanmedian(lead[last, steps]))
+    usual = float(median(lead[last, steps]))
     return np.asarray(or_zero(lead) > usual + _PROMPT * _typical_step(timeline))
 
 
