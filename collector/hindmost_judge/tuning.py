@@ -23,7 +23,7 @@ from hindmost_judge.stats.robust import lower_median, median
 from hindmost_judge.timeline import messages
 from hindmost_judge.types import Floats
 from hindmost_judge.verdict import advice
-from hindmost_judge.verdict.schema import UNSURE, Verdict
+from hindmost_judge.verdict.schema import LATE, UNSURE, Verdict
 from hindmost_judge.verdict.wording import ms, percent
 
 
@@ -648,21 +648,20 @@ def with_domains(found: Sequence[Verdict], run: Run, seen: Overview | None, *, s
     Such a rank may have a slow CPU, too. One with more work that it does before some exchanges is late in these: it
     does not stall.
     """
-    late = [
-        one
-        for one in found
-        if one.kind in ("straggler", "intermittent")
-        and one.cause in ("compute", "unknown")
-        and not one.since_step
-        and one.until_step is None
-    ]
-    doubtful = [one for one in found if one.kind == "balanced" and one.confidence == UNSURE and not stalled]
-    uneven = _domains(Facts(run, seen, ())) if late or doubtful else None
+
+    def may_be_uneven(one: Verdict) -> bool:
+        if one.kind == "balanced":
+            return one.confidence == UNSURE and not stalled
+        all_along = not one.since_step and one.until_step is None
+        return one.kind in LATE and one.cause in ("compute", "unknown") and all_along
+
+    uneven = _domains(Facts(run, seen, ())) if any(map(may_be_uneven, found)) else None
+    if uneven is None:
+        return list(found)
 
     def advised(one: Verdict) -> Verdict:
-        if uneven is None or (one not in doubtful and (one not in late or one.ranks != uneven.ranks)):
-            return one
-        if (one.cost_ratio or 0.0) > 2 * uneven.share:
+        another = one.kind in LATE and one.ranks != uneven.ranks
+        if not may_be_uneven(one) or another or (one.cost_ratio or 0.0) > 2 * uneven.share:
             return one
         cause = "workload" if one.kind == "intermittent" else one.cause
         return replace(one, cause=cause, advice=(f"{uneven.set} ({uneven.found})", *one.advice))

@@ -228,12 +228,9 @@ def by_turn(blocks: Blocks, run: Run) -> Blocks:
     usual = lower_median(median(np.where(known | (known.sum() < 2), loads[0], np.nan), axis=1), axis=0)
     lasted = mean_of_turn(np.where(often, loads[1], np.nan), turn)
     period = mean_of_turn(blocks.period[None], turn)[0]
-    pace = min(pace, segmentation.levels(period[turn // 2 :: turn]).min())  # healthy loaders slow no job
-    turns = [segmentation.levels(row) for row in or_zero(lasted - pace)[:, turn // 2 :: turn]]
-    beyond = np.pad(np.repeat(turns, turn, axis=1), ((0, 0), (0, turn)), mode="edge")[:, : lasted.shape[1]]
-    lasted = np.where(np.isnan(lasted), usual, lasted)
+    typical = np.where(np.isnan(lasted), usual, lasted)
     waited = or_zero(mean_of_turn(blocks.parts["input"], turn))
-    delay = waited - peers_median(waited) if alone is not None else np.minimum(lasted - peers_median(lasted), waited)
+    delay = waited - peers_median(waited) if alone is not None else np.minimum(typical - peers_median(typical), waited)
     by_delay = blocks.by_delay(
         delay,
         turn=turn,
@@ -245,7 +242,12 @@ def by_turn(blocks: Blocks, run: Run) -> Blocks:
         took=mean_of_turn(blocks.took, turn) if blocks.took is not None else None,
         parts={**blocks.parts, "input": waited},
     )
-    return by_delay if np.isnan(pace) else replace(by_delay, intervals=beyond)
+    if np.isnan(pace):
+        return by_delay
+    pace = min(pace, segmentation.levels(period[turn // 2 :: turn]).min())  # healthy loaders slow no job
+    turns = [segmentation.levels(row) for row in or_zero(lasted - pace)[:, turn // 2 :: turn]]
+    beyond = np.pad(np.repeat(turns, turn, axis=1), ((0, 0), (0, turn)), mode="edge")[:, : lasted.shape[1]]
+    return replace(by_delay, intervals=beyond)
 
 
 def _healthy_pace(first: Floats, scatter: Floats, rest: Floats, turn: int) -> float:

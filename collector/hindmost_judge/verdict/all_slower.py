@@ -108,12 +108,9 @@ def with_slowed(found: Sequence[Verdict], slowed: Slowed | None) -> list[Verdict
         return list(found)
     why = _why(slowed)
     queued = max(slowed.phases_ms.get(name, 0.0) for name in _QUEUE) >= _MOST * (slowed.step_ms - slowed.was_ms)
-    what = (
-        "what has used the CPUs since step {}"
-        if queued
-        else "what changed at step {}: data, clocks, other jobs on the nodes"
-    )
-    advice = "find " + what.format(slowed.since_step)
+    advice = f"find what changed at step {slowed.since_step}: data, clocks, other jobs on the nodes"
+    if queued:
+        advice = f"find what has used the CPUs since step {slowed.since_step}"
     return [
         replace(one, evidence=(*why, *one.evidence), advice=(advice, *(one.advice if one.kind != "balanced" else ())))
         if one.kind in ("balanced", "insufficient_data")
