@@ -62,7 +62,7 @@ def headline(
     exact, all_lanes = exactly(lanes)
     right, cases = sum(one["as_expected"] for one in live), sum(one["of"] for one in live)
     wrong = [case for one in live for case in one["faults"] if not case["as_expected"]]
-    healthy = sum(case["expected"].startswith(("no rank", "nobody")) for case in wrong)  # new words, old word
+    healthy = sum(case["expected"].startswith("no rank") for case in wrong)
     missed = f"{healthy} named a healthy rank, {len(wrong) - healthy} missed a cause or one of two slow ranks"
     step_ms, longer = on_gpus["step_ms"]["out"], on_gpus["between"]["all - out"]
     low, high = longer["percent_95"]

@@ -42,7 +42,7 @@ def _cells(name: str, runs: list[dict[str, Any]]) -> tuple[str, ...]:
     seconds = [_range([one[key]["seconds"] for one in runs if one[key]], "{:.1f}") for key in ("named", "right")]
     onset = _range([off for one in runs if (off := one.get("onset_off_steps")) is not None], "{:d}")
     cost = _range([100 * off for one in runs if (off := one.get("cost_off")) is not None], "{:+.0f} %")
-    expected = _RANKS.sub("", runs[0]["expected"]).replace("nobody", "no rank")
+    expected = _RANKS.sub("", runs[0]["expected"])
     shown = f"{right} of {len(runs)}"
     return name, expected, shown if right == len(runs) else f"**{shown}**", *seconds, onset, cost
 

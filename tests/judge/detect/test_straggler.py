@@ -98,11 +98,11 @@ def test_ranks_late_for_a_while_are_examined_first() -> None:
         assert straggler.screened_candidates(delay, SMALLEST, np.inf)[0] == 5
 
 
-def drifted(*whiles: tuple[int, int, float]) -> np.ndarray:
-    """Delays of 292 steps: level 9 from step 178 on, and other levels for a while each."""
+def drifted(*segments: tuple[int, int, float]) -> np.ndarray:
+    """Delays of 292 steps: level 9 from step 178 on, and segments of other levels."""
     series = np.random.default_rng(1).normal(0, 0.1, 292)
     series[178:] = 9.0
-    for first, stop, level in whiles:
+    for first, stop, level in segments:
         series[first:stop] = level
     return series
 
@@ -112,10 +112,10 @@ def test_one_short_drift_before_does_not_make_a_long_segment_a_drift() -> None:
     assert not drifts(drifted((136, 147, 4.5)), 178, 292, 9.0)
 
 
-@pytest.mark.parametrize("whiles", [((80, 140, 4.5),), ((20, 60, 4.0), (100, 150, -5.0))])
-def test_lasting_drifts_make_it_wander(whiles: tuple[tuple[int, int, float], ...]) -> None:
+@pytest.mark.parametrize("segments", [((80, 140, 4.5),), ((20, 60, 4.0), (100, 150, -5.0))])
+def test_lasting_drifts_make_it_wander(segments: tuple[tuple[int, int, float], ...]) -> None:
     """A rank that is half as drifted for 60 steps, or now behind and now ahead, may be so once more."""
-    assert drifts(drifted(*whiles), 178, 292, 9.0)
+    assert drifts(drifted(*segments), 178, 292, 9.0)
 
 
 def test_a_short_segment_is_compared_with_short_ones() -> None:
