@@ -381,7 +381,8 @@ def _workers(facts: Facts) -> Advice | None:
     if count < 0.5:
         found, why = "and the typical rank has no worker process", f"{why}, no workers"
     elif count > room:
-        found, why = f"and a rank shares {room:.0f} CPUs with its {count:.0f} workers", f"{why}, more workers than CPUs"
+        cpus = f"{room:.0f} CPU{'s' * (room >= 1.5)}"
+        found, why = f"and a rank shares {cpus} with its {count:.0f} workers", f"{why}, more workers than CPUs"
     elif count < wanted and busy >= WORKERS_BUSY:
         found = f"a rank's {count:.0f} workers compute {percent(busy)} of the time, and it has {room:.0f} CPUs"
         why = f"{why}, workers {percent(WORKERS_BUSY)} busy, fewer than CPUs"

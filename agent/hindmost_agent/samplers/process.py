@@ -6,7 +6,7 @@ import math
 import os
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
@@ -97,10 +97,6 @@ class Process(RankFiles):
         return _StatWatch(folder)
 
 
-READ_CALLS = counter("hindmost_process_read_calls_total", "read() and similar calls, cached or not.", *_BY)
-READ_ANY = counter(
-    "hindmost_process_read_characters_total", "Bytes requested by read() and similar calls, cached or not.", *_BY
-)
 READ = counter("hindmost_process_read_bytes_total", "Bytes fetched from storage.", *_BY)
 WRITTEN = counter("hindmost_process_written_bytes_total", "Bytes sent to storage.", *_BY)
 
@@ -123,17 +119,17 @@ class _IoWatch:
         if self._io is None:
             return [NAN] * len(ProcessIo.metrics)
         fields = self._io.read().split()
-        return [int(fields[5]), int(fields[1]), int(fields[9]), int(fields[11])]
+        return [int(fields[9]), int(fields[11])]
 
 
 @register
 class ProcessIo(RankFiles):
-    """Reads and writes of the ranks of this node; `process_children` has those of their DataLoader workers."""
+    """What ranks of this node read from storage and wrote; `process_children` has calls, and those of its workers."""
 
     name = "process_io"
     period = 5.0
     source = "/proc/PID/io"
-    metrics = (READ_CALLS, READ_ANY, READ, WRITTEN)
+    metrics = (READ, WRITTEN)
 
     def watch(self, folder: str) -> _IoWatch:
         return _IoWatch(folder)
@@ -357,6 +353,13 @@ CHILD_MEMORY = gauge(
 CHILD_READ = counter(
     "hindmost_process_children_read_bytes_total", "Bytes that the rank's descendants fetched from storage.", *_BY
 )
+READ_CALLS = counter(
+    "hindmost_process_read_calls_total", "read() and such calls of the rank and its descendants, cached or not.", *_BY
+)
+READ_ANY = counter(
+    "hindmost_process_read_characters_total",
+    "Bytes that the rank and its descendants got from read() and such calls, cached or not.", *_BY,
+)  # fmt: skip
 CHILD_BLOCKED = gauge(
     "hindmost_process_children_blocked", "Descendants in an uninterruptible wait, mostly for storage.", *_BY
 )
@@ -383,21 +386,25 @@ class ProcessChildren(Sampler):
     name = "process_children"
     period = 5.0
     source = "/proc/PID/{stat,schedstat,io,fd,mounts}, /proc/PID/task/*/children"
-    metrics = (CHILDREN, CHILD_CPU, CHILD_WAITED, CHILD_MEMORY, CHILD_READ, CHILD_BLOCKED, MOUNT_BLOCKED)
+    metrics = (
+        *(CHILDREN, CHILD_CPU, CHILD_WAITED, CHILD_MEMORY, CHILD_READ, READ_CALLS, READ_ANY, CHILD_BLOCKED),
+        MOUNT_BLOCKED,
+    )
 
     def __init__(self, host: Host) -> None:
         super().__init__(host)
         self._sums: defaultdict[tuple[int, int], Sums] = defaultdict(Sums)
         self._known: dict[tuple[int, int], list[int]] = {}
         self._mounts: defaultdict[tuple[int, int], set[tuple[str, str]]] = defaultdict(set)
+        self._calls: dict[tuple[int, int], dict[int, float]] = {}
         self._samples = 0
 
     def sample(self) -> list[float]:
         found: dict[Series, float] = {}
         live = {(rank.pid, rank.start_ticks): rank for rank in self.host.ranks.shown()}
-        for key in [key for table in (self._sums, self._known, self._mounts) for key in table.keys() - live.keys()]:
-            for table in (self._sums, self._known, self._mounts):
-                table.pop(key, None)
+        for table in (self._sums, self._known, self._mounts, self._calls):
+            for key in table.keys() - live.keys():
+                table.pop(key)
         thorough = self._samples % THOROUGH == 0
         self._samples += 1
         for key, rank in live.items():
@@ -415,7 +422,12 @@ class ProcessChildren(Sampler):
         """The descendants of a rank added up, without those that are ranks; without them, the mounts it waits for."""
         proc, who = self.host.proc, (rank.job_id, str(rank.rank))
         children = {pid: one for pid in pids or () if (one := _stat_of(proc, pid)) is not None}
-        found = _added_up(proc, who, children, self._sums[key]) if pids is not None else {}
+        files = {pid: _io(proc / str(pid)) for pid in (rank.pid, *children)}
+        found = {}
+        if pids is not None:
+            found = _added_up(proc, who, children, self._sums[key], files)
+            for metric, place in ((READ_CALLS, _CALLS), (READ_ANY, _ASKED)):
+                found[series(metric, *who)] = self._grown(key, place, sum(counts[place] for counts in files.values()))
         main = _stat_of(proc, rank.pid)
         states = {rank.pid: main} if main is not None else {}
         blocked = [pid for pid, one in (states | children).items() if one.state == UNINTERRUPTIBLE]
@@ -425,6 +437,17 @@ class ProcessChildren(Sampler):
             found[series(MOUNT_BLOCKED, *who, *mount)] = float(mounts.count(mount))
         return found
 
+    def _grown(self, key: tuple[int, int], place: int, total: float) -> float:
+        """The total of a rank and its live descendants, never less than before; missing where one is.
+
+        The kernel's count of a process includes the children that it waited for. One that has just ended is in neither.
+        """
+        if math.isnan(total):
+            return NAN
+        highest = self._calls.setdefault(key, {})
+        highest[place] = max(total, highest.get(place, 0.0))
+        return highest[place]
+
 
 def _stat_of(proc: Path, pid: int) -> Stat | None:
     try:
@@ -433,10 +456,12 @@ def _stat_of(proc: Path, pid: int) -> Stat | None:
         return None
 
 
-def _added_up(proc: Path, who: tuple[str, str], children: dict[int, Stat], sums: Sums) -> dict[Series, float]:
+def _added_up(
+    proc: Path, who: tuple[str, str], children: dict[int, Stat], sums: Sums, files: Mapping[int, Sequence[float]]
+) -> dict[Series, float]:
     sums.add(
         {
-            (pid, one.start): ("all", one.cpu_s, _read_bytes(proc / f"{pid}/io"), _waited(f"{proc}/{pid}"))
+            (pid, one.start): ("all", one.cpu_s, files[pid][_FETCHED], _waited(f"{proc}/{pid}"))
             for pid, one in children.items()
         }
     )
@@ -458,16 +483,23 @@ def _waited(folder: str) -> float:
         return NAN
 
 
-def _read_bytes(path: Path) -> float:
-    """What a process fetched from storage; missing where it may not be read or the kernel does not keep it."""
+#: Places in what :func:`_io` gives.
+_ASKED, _CALLS, _FETCHED = range(3)
+
+
+def _io(folder: Path) -> tuple[float, ...]:
+    """Bytes that a process got from reads, the calls, and bytes that it fetched from storage; missing where they may
+    not be read, or the kernel does not keep them.
+    """
     try:
-        return float(read_once(path, 4096).split()[9])
+        words = read_once(folder / "io", 4096).split()
+        return float(words[1]), float(words[5]), float(words[9])
     except ProcessLookupError:  # it has ended
-        return 0.0
+        return (0.0,) * 3
     except FileNotFoundError:
-        return NAN if path.parent.exists() else 0.0
+        return (NAN if folder.exists() else 0.0,) * 3
     except (OSError, ValueError, IndexError):
-        return NAN
+        return (NAN,) * 3
 
 
 def newest_mount(folder: Path) -> tuple[str, str] | None:

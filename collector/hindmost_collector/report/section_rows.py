@@ -392,6 +392,7 @@ _FILES = {
     "workers_read_per_s": ("children_read_bytes_total", "rate"),
     "written_per_s": ("written_bytes_total", "rate"),
     "reads_per_s": ("read_calls_total", "rate"),
+    "asked_per_s": ("read_characters_total", "rate"),
     "blocked": ("blocked", "mean"),
     "workers": ("children", "mean"),
 }
@@ -404,12 +405,12 @@ _A_WORKER = 0.5
 def _io(one: _Run) -> dict[str, list[dict[str, Any]]]:
     found = {key: one.by_rank(f"hindmost_process_{metric}", how) for key, (metric, how) in _FILES.items()}
     found["file_s"] = _file_seconds(one.run)
-    asked, calls = one.by_rank("hindmost_process_read_characters_total", "rate"), found["reads_per_s"]
+    asked, calls = found["asked_per_s"], found["reads_per_s"]
     found["read_size"] = {rank: asked[rank] / calls[rank] for rank in asked if calls.get(rank)}
     if not found["read"]:
         one.lacks("io", "reads and writes by rank", "no samples of /proc/PID/io")
     if max(found["workers"].values(), default=0.0) >= _A_WORKER:
-        why = "calls are recorded of a rank's own process, and not how many batches wait to be taken"
+        why = "of workers the mean read is known; how many batches wait to be taken is not recorded"
         one.lacks("io", "calls of loader workers by size, batches loaded ahead", why)
     ranks = sorted({rank for key in ("read", "workers_read_per_s", "reads_per_s", "file_s") for rank in found[key]})
     table = [{"rank": rank} | {key: values.get(rank) for key, values in found.items()} for rank in ranks]

@@ -174,11 +174,12 @@ SECTIONS: dict[str, Section] = {
         "Files",
         {
             "ranks": Table(
-                "By rank over the whole recording; workers are its DataLoader and other child processes.",
+                "By rank over the whole recording; workers are its DataLoader and other child processes. Reads are of"
+                " both, from disk or memory.",
                 "rank:count, read=read from disk:bytes, read_per_s=read/s:bytes/s, "
                 "workers_read_per_s=workers' read/s:bytes/s, written_per_s=written/s:bytes/s, "
-                "reads_per_s=reads/s:number, read_size=mean read:bytes, file_s=in file calls:s, "
-                "blocked:ratio, workers:number",
+                "reads_per_s=reads/s:number, read_size=mean read:bytes, asked_per_s=all reads/s:bytes/s, "
+                "file_s=in file calls:s, blocked:ratio, workers:number",
             ),
             "calls": Table(
                 "Calls on files of all ranks, by size: all of MPI-IO, others of MPI programs from 0.1 ms on.",

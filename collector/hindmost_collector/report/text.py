@@ -155,9 +155,7 @@ def _lines(request: _Request) -> Iterator[RenderableType]:
     if not request.end_alone and not request.limit_first and (request.explain or columns.bound_by(report)):
         yield from _limit(report)
     if not request.end_alone:
-        yield from _pace(report)
-        for note in request.of_start_up:
-            yield labelled("", note)
+        yield from _pace(request)
     for at, line in enumerate(columns.waste(report) if request.explain else ()):
         yield labelled("" if at else "WASTE", line)
     for note in request.shown_notes:
@@ -184,11 +182,13 @@ def _verdicts(request: _Request) -> Iterator[RenderableType]:
             yield from _verdict(one, request.width, request.explain)
 
 
-def _pace(report: Mapping[str, Any]) -> Iterator[RenderableType]:
-    """The job's pace, and settings to try."""
-    if pace := sections.in_one_line(report.get("sections") or {}):
+def _pace(request: _Request) -> Iterator[RenderableType]:
+    """The job's pace, who was waited for before the first step, and settings to try."""
+    if pace := sections.in_one_line(request.report.get("sections") or {}):
         yield labelled("PACE", pace)
-    for setting in columns.settings(report):
+    for note in request.of_start_up:
+        yield labelled("", note)
+    for setting in columns.settings(request.report):
         yield labelled("TRY", setting)
 
 

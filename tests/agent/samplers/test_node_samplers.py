@@ -27,6 +27,7 @@ PID = 4242
 STATUS = (
     "Name:\tpython\nCpus_allowed_list:\t0-23,96-119\nvoluntary_ctxt_switches:\t400\nnonvoluntary_ctxt_switches:\t30\n"
 )
+IO = "rchar: 9\nwchar: 8\nsyscr: 7\nsyscw: 6\nread_bytes: 8192\nwrite_bytes: 4096\ncancelled_write_bytes: 0\n"
 
 
 @pytest.fixture
@@ -96,6 +97,21 @@ def test_a_dataloader_s_worker_belongs_to_its_rank(host: Host) -> None:
     assert found["hindmost_process_children_cpu_seconds_total", "j", "0"] == pytest.approx(7.4)
 
 
+def test_reads_of_a_worker_count_once_before_and_after_it_is_waited_for(host: Host) -> None:
+    """The kernel adds an ended child's reads to its parent's, once that has waited for it."""
+    folder = host.proc / str(PID)
+    thread(folder, PID, "python", 100, 0.0, children="5000 ")
+    write(folder, {"stat": stat(PID, "python", 100), "io": IO})
+    write(worker(host, 5000, 10), {"io": IO.replace("7", "30")})
+    sampler, of = ProcessChildren(host), ("hindmost_process_read_calls_total", "j", "0")
+    assert read(sampler)[of] == 37
+    thread(folder, PID, "python", 100, 0.0)
+    gone(host.proc / "5000")
+    assert read(sampler)[of] == 37
+    write(folder, {"io": IO.replace("7", "41")})
+    assert read(sampler)[of] == 41
+
+
 def test_a_worker_of_a_new_epoch_is_seen_at_the_next_sample(host: Host) -> None:
     """Workers begin and end with each epoch; those of the rank's main thread are listed in one file."""
     thread(host.proc / str(PID), PID, "python", 100, 0.0)
@@ -153,9 +169,6 @@ def test_a_stopped_process_is_seen_as_stopped(host: Host, state: str, stopped: i
     found = read(sampler)
     assert found["hindmost_process_stopped", "j", "0"] == stopped
     assert found["hindmost_process_blocked", "j", "0"] == (state == "D")
-
-
-IO = "rchar: 9\nwchar: 8\nsyscr: 7\nsyscw: 6\nread_bytes: 8192\nwrite_bytes: 4096\ncancelled_write_bytes: 0\n"
 
 
 def test_files_of_a_rank_that_are_out_of_reach_are_said_once(host: Host, caplog: pytest.LogCaptureFixture) -> None:
