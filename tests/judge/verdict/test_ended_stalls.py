@@ -238,6 +238,7 @@ def test_a_wait_before_the_first_step_is_start_up(marked: bool) -> None:
     assert report.notes[0].startswith("start-up: 10.0 s without progress")
     assert "2 ranks waited for rank 1 in all_reduce number 0; rank 1 was at train.py:4" in report.notes[0]
     assert with_rendered(report.to_dict())["rendered"][0]["head"] == "OK"
-    pace = {"throughput": {"job": [{"steps_per_s": 2.0}]}, "advice": {"settings": [{"set": "a", "found": "b", "share": 0.1}]}}
+    advice = {"settings": [{"set": "a", "found": "b", "share": 0.1}]}
+    pace = {"throughput": {"job": [{"steps_per_s": 2.0}]}, "advice": advice}
     shown = text.render(report.to_dict() | {"sections": pace}, width=300)
     assert "2.0 steps/s\n       start-up: 10.0 s" in shown  # below the pace, no note, and not below a setting
