@@ -132,7 +132,7 @@ test-mpich: mpich ## the MPI shim with Debian's MPICH, and in Fortran
 	HINDMOST_TEST_MPI=$(CURDIR)/.cache/mpich/bin $(PYTEST) tests/native -k mpich
 
 test-python3.14: python-newer ## attach and hooks in a Python 3.14
-	$(PYTEST) tests/probe/test_newer_python.py tests/cli/test_attach_live.py tests/probe/test_interpreters.py tests/probe/test_python_abi.py
+	$(PYTEST) tests/cli/test_attach_live.py tests/probe/test_interpreters.py tests/probe/test_python_abi.py
 
 $(VENV)/.wheel: $(VENV)/.dev
 	$(PIP) install --group wheel

@@ -3,9 +3,11 @@
 import ast
 import graphlib
 import re
+import sys
 from functools import cache
 from pathlib import Path
 
+import hindmost_judge
 import pytest
 
 ROOT = Path(__file__).parents[1]
@@ -84,3 +86,19 @@ def test_no_test_imports_another() -> None:
     imported = re.compile(r"^\s*(?:from|import) (?:tests)?\.[\w.]*\btest_\w+", re.MULTILINE)
     files = (ROOT / "tests").rglob("*.py")
     assert [str(path) for path in files if imported.search(path.read_text(encoding="utf-8"))] == []
+
+
+ALLOWED = {"hindmost_judge", "numpy", *sys.stdlib_module_names}
+#: Arrow hashes columns, where a run is large enough for it.
+LATER = {("encoding.py", "pyarrow")}
+
+
+def test_the_judge_imports_numpy_only() -> None:
+    """No module of it imports the collector, the agent, the probe or another library."""
+    found = set()
+    for path in Path(hindmost_judge.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            found |= {(path.name, name) for name in names if name.partition(".")[0] not in ALLOWED} - LATER
+    assert not found

@@ -1,5 +1,6 @@
 """Flushes into the real engine: whole or not at all, once, and read back as they were."""
 
+import asyncio
 import json
 import time
 
@@ -7,10 +8,17 @@ import hindmost_collector
 import pyarrow as pa
 import pytest
 from hindmost.errors import HindmostError, UsageError
-from hindmost_collector.store import schema
+from hindmost_cli import main
+from hindmost_collector.simulate import Fault, Scenario, simulate
+from hindmost_collector.simulate.write import write
+from hindmost_collector.store import partial_read, schema
 from hindmost_collector.store.clickhouse import ddl
 from hindmost_collector.store.clickhouse.client import Server, Unreachable, parse
 from hindmost_collector.store.clickhouse.store import ClickHouseStore
+from hindmost_collector.store.parquet import segments
+from hindmost_collector.store.parquet.run_directory import read_run
+
+from tests.collector.agents_of_a_job import Four
 
 pytestmark = pytest.mark.clickhouse
 NOW_NS = time.time_ns()
@@ -334,3 +342,63 @@ def test_verdicts_are_those_of_the_reports_at_the_end(store, url):
         ("b", "balanced", []),
     ]
     assert hindmost_collector.open(f"{url}?job=b").verdicts().to_pandas()["kind"].tolist() == ["balanced"]
+
+
+STEPS = 40
+
+
+@pytest.mark.parametrize("hour_ns", [0, 3_600_000_000_000])
+def test_ranks_that_span_collectors(collecting, fake_agent, url, capsys, hour_ns):
+    """Rank 3 of the second collector is named among all four, also where the collectors' clocks are an hour apart."""
+
+    async def scenario():
+        async with collecting(store=url, http="none") as one, collecting(store=url, http="none") as other:
+            other.clock._base += hour_ns  # the real service reads the machine's clock, which is one
+            agents = [Four(fake_agent)(number) for number in range(2)]
+            for agent, collector in zip(agents, (one, other), strict=True):
+                agent.address = collector.addresses["grpc"]
+                await agent.connect()
+            for step in range(STEPS):
+                await asyncio.gather(*(agent.send(agent.batch(step, slow_rank=3)) for agent in agents))
+            await asyncio.gather(*(agent.until_acked(STEPS) for agent in agents))
+            await asyncio.gather(*(agent.close() for agent in agents))
+
+    asyncio.run(scenario())
+    assert main(["report", f"{url}?job=j", "--format", "json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["job"]["world_size"], report["job"]["steps"]) == (4, STEPS)
+    assert [row["rank"] for row in report["ranks"]] == [0, 1, 2, 3]
+    assert [(one["kind"], one["ranks"]) for one in report["verdicts"]] == [("straggler", [3])]
+
+
+@pytest.fixture
+def both(url, tmp_path):
+    """A run of 4 ranks and 400 steps in a run directory, and in a database."""
+    write(simulate(Scenario(4, 400, faults=(Fault("compute", (2,), 0.10),))).run, tmp_path / "run", "run")
+    tables = {one.name: segments.read_table(one, one.name)[0] for one in (tmp_path / "run/segments").iterdir()}
+    store = ClickHouseStore(url)
+    store.write({("run", table): [rows] for table, rows in tables.items() if rows.num_rows}, {})
+    yield tmp_path / "run", store
+    store.close()
+
+
+def rows(run, table):
+    """What a run holds of a table, in an order of its own."""
+    columns = run.tables()[table]
+    return sorted(zip(*(columns[name].tolist() for name in schema.STORED[table]), strict=True))
+
+
+@pytest.mark.parametrize("share", [4, 1])
+def test_the_same_rows_are_read_as_from_files(both, monkeypatch, share):
+    """A quarter of the calls, and what goes with them, says the report; of a small job all, and nothing is said."""
+    folder, store = both
+    calls = len(read_run(folder).collectives["rank"])
+    monkeypatch.setitem(partial_read.MOST, "collectives", calls // share)
+    of_files, of_database = read_run(folder), store.read("run")
+    assert (of_database.job.steps, of_database.job.skipped_ns) == (of_files.job.steps, of_files.job.skipped_ns)
+    assert [one for one in of_database.notes if "to stay in memory" in one] == [
+        one for one in of_files.notes if "to stay in memory" in one
+    ]
+    for table in ("steps", "collectives", "intervals", "metrics"):
+        assert rows(of_database, table) == rows(of_files, table), table
+    assert (len(rows(of_database, "collectives")) < calls / 3) is (share == 4)

@@ -2,7 +2,10 @@
 
 import argparse
 import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,7 @@ import yaml
 from hindmost_cli import agent, collector
 
 from tests.kubernetes.charts import CHART, ROOT, VALUES, Object, helm, of_kind, pods, render
+from tests.needs import need
 
 pytestmark = pytest.mark.kubernetes
 
@@ -186,3 +190,37 @@ def test_a_copy_without_the_boards_says_so(tmp_path: Path, wanted: str) -> None:
     copy = shutil.copytree(CHART, tmp_path / "hindmost", symlinks=True, ignore=shutil.ignore_patterns("dashboards"))
     with helm.Chart.load(str(copy)) as chart, pytest.raises(helm.HelmError, match="lacks dashboards"):
         chart.render({wanted: {"enabled": True}}, name="hindmost", namespace="hindmost")
+
+
+KUSTOMIZE = ROOT / "deploy" / "kubernetes"
+
+
+def built(folder: str, tmp_path: Path) -> list[Object]:
+    """What `kubectl kustomize` makes of a folder."""
+    need("kubectl")
+    helm = tmp_path / "helm"
+    helm.write_text(f'#!/bin/sh\nexec {sys.executable} {Path(__file__).with_name("helm")} "$@"\n')
+    helm.chmod(0o755)
+    command = ["kubectl", "kustomize", "--enable-helm", f"--helm-command={helm}", str(KUSTOMIZE / folder)]
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60, env=environ)
+    assert done.returncode == 0, done.stderr
+    return [one for one in yaml.safe_load_all(done.stdout) if one]
+
+
+def test_the_base_is_the_chart_with_secrets_of_ones_own(tmp_path: Path) -> None:
+    """All objects of the chart, and no secret that each rendering would make anew."""
+    found = built("base", tmp_path)
+    chart = render({"tls": {"secretName": "hindmost-tls"}, "token": {"secretName": "hindmost-token"}})
+    wanted = {(one["kind"], one["metadata"]["name"]) for one in chart} | {("Namespace", "hindmost")}
+    assert {(one["kind"], one["metadata"]["name"]) for one in found} == wanted
+    assert of_kind(found, "Secret") == {}
+    assert pods(found) == pods(chart)
+
+
+def test_an_overlay_keeps_agents_to_gpu_nodes(tmp_path: Path) -> None:
+    """It says the same as the values file of that name."""
+    found = pods(built("overlays/gpu-nodes", tmp_path))["hindmost-agent"]
+    values = yaml.safe_load((ROOT / "deploy/helm/values/gpu-nodes.yaml").read_text(encoding="utf-8"))
+    chart = pods(render({**values, "tls": {"secretName": "hindmost-tls"}, "token": {"secretName": "hindmost-token"}}))
+    assert found == chart["hindmost-agent"]

@@ -1,12 +1,15 @@
 """Verdicts on a job as a whole: its hosts, its input, all ranks or most of them."""
 
+import json
 import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from hindmost_collector.recordings import tables
+from hindmost_collector.recordings.load import load
 from hindmost_collector.report import text
 from hindmost_collector.report.verdict_lines import of_verdict
 from hindmost_collector.simulate import Fault, Noise, Scenario, simulate
@@ -408,3 +411,30 @@ def test_steps_that_are_as_long_now_and_then_are_a_slow_down_s_like(every: int, 
     period = np.where(np.arange(200) < 80, 1.0, 1.2)
     period[3:80:every] = 1.25
     assert all_slower.slowed_period(period) == (slice(80, 200) if reported else None)
+
+
+BEGIN_NS, STEP_NS = 1_795_225_915_000_000_000, 10_000_000
+
+
+def _judged(folder: Path, forward_ms: list[float], optimizer_ms: list[float]) -> Verdict:
+    """Of 40 steps of 10 ms, in which each rank's GPU takes so long over its phases, and the rest over backward."""
+    for rank, (forward, optimizer) in enumerate(zip(forward_ms, optimizer_ms, strict=True)):
+        lines = []
+        for step in range(40):
+            start = BEGIN_NS + step * STEP_NS
+            host = {"step": step, "t_start": start, "t_data": start + 10_000, "t_end": start + STEP_NS - 10_000}
+            gpu = {"fwd_ms": forward + 0.01 * (step % 3), "bwd_ms": 9.9 - forward - optimizer, "opt_ms": optimizer}
+            lines.append(json.dumps({**host, **gpu}) + "\n")
+        (folder / f"steps.{rank}.jsonl").write_text("".join(lines))
+    return judge(load(folder)).verdicts[0]
+
+
+@pytest.mark.parametrize(
+    ("forward", "kind", "ranks"),
+    [([7.0, 7.0, 7.0, 7.0], "insufficient_data", ()), ([7.0, 7.0, 7.9, 7.0], "straggler", (2,))],
+)
+def test_uneven_work_is_judged_as_such(tmp_path: Path, forward: list[float], kind: str, ranks: tuple[int, ...]) -> None:
+    """What one has more of no other has less of elsewhere."""
+    verdict = _judged(tmp_path, forward, [1.5, 1.5, 1.5, 1.5])
+    assert (verdict.kind, verdict.ranks) == (kind, ranks)
+    assert "and less in" not in verdict.evidence[0]
