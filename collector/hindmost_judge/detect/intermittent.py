@@ -40,7 +40,8 @@ def find(blocks: Blocks, settings: Settings, slowdowns: Sequence[Slowdown] = ())
     found = [stalls for stalls in _large(blocks, delay, settings) if not _in_turn(blocks.delay, stalls, sole_peer)]
     found += _outliers(blocks, [row for stalls in found for row in stalls.rows], slowdowns, settings)
     reported = {row for stalls in found for row in stalls.rows}
-    return _sets(blocks, settings, reported, {slowdown.row for slowdown in slowdowns}) or found
+    found = _sets(blocks, settings, reported, {slowdown.row for slowdown in slowdowns}) or found
+    return found or _long_stalls(blocks, delay)
 
 
 def _sets(blocks: Blocks, settings: Settings, reported: set[int], late: set[int]) -> list[Stalls]:
@@ -99,7 +100,6 @@ def _large(blocks: Blocks, delay: Floats, settings: Settings) -> list[Stalls]:
 
     Who alone does such work may take long now and then by design: such a rank only has stalls that are far longer.
     """
-    every = delay
     if blocks.alone is not None:
         delay = np.where(blocks.alone[:, None], np.minimum(delay, 0.0), delay)
     stalled = delay >= settings.stall_effect * blocks.step_ns
@@ -108,12 +108,12 @@ def _large(blocks: Blocks, delay: Floats, settings: Settings) -> list[Stalls]:
     found.sort(key=lambda one: -len(one.stalled))
     reported = {row for one in found for row in one.rows}
     found += [stalls for stalls in _of_one_size(blocks, delay, settings) if reported.isdisjoint(stalls.rows)]
-    return found or _long_stalls(blocks, every)
+    return found
 
 
-#: A long stall takes so many steps, and so many times as long as any other rank was ever late. Those of one disturbance
-#: follow each other within so many steps.
-_STEPS, _FAR, _ONE_DISTURBANCE = 3.0, 4.0, 8
+#: A long stall takes a step or more, and so many times as long as any other rank was ever late. Those of one
+#: disturbance follow each other within so many steps.
+_FAR, _ONE_DISTURBANCE = 4.0, 8
 #: At least so many apart are reported, and one more of fewer than four ranks: by chance two hit the same one too often.
 _FEWEST_LONG = 2
 #: … and of a rank that may serve the others.
@@ -129,7 +129,7 @@ def _long_stalls(blocks: Blocks, delay: Floats) -> list[Stalls]:
     first or last rank may save or evaluate for all: its own are more, unless it was stopped.
     """
     row = int(np.argmax(delay.max(axis=1)))
-    least = max(_FAR * float(np.delete(delay, row, axis=0).max(initial=0.0)), _STEPS * blocks.step_ns)
+    least = max(_FAR * float(np.delete(delay, row, axis=0).max(initial=0.0)), blocks.step_ns)
     steps = np.flatnonzero(delay[row] >= least)
     apart = np.count_nonzero(np.diff(steps, prepend=-_ONE_DISTURBANCE) >= _ONE_DISTURBANCE)
     serves = row in (0, len(delay) - 1) and row not in stopped.stopped_rows(blocks)
