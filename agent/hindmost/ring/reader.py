@@ -21,6 +21,24 @@ _LOOKAHEAD = 8  # slots read beyond head: between two threads' claims head may f
 _STALL_S = 1.0
 
 
+#: Lower halves of stamps, in order.
+_HALVES = array("H", range(1 << 16))
+
+
+def _consecutive(stamps: bytes, first: int) -> int:
+    """How many stamps count on from the first, by pieces with one upper half each: no number is made of any stamp."""
+    halves, good = array("H", stamps), 0
+    lower, upper = halves[::2], halves[1::2]
+    while good < len(lower):
+        low, high = first + good & 0xFFFF, first + good >> 16 & 0xFFFF
+        piece = slice(good, good + len(_HALVES) - low)
+        found, count = lower[piece], len(lower[piece])
+        if found != _HALVES[low : low + count] or upper[piece].tobytes() != high.to_bytes(2, "little") * count:
+            break
+        good += count
+    return good
+
+
 def _text(raw: bytes) -> str:
     return raw.split(b"\0", 1)[0].decode(errors="replace")
 
@@ -199,11 +217,9 @@ class Reader:
     def _finished(self, block: bytes, sure: int) -> int:
         """How many records from the start carry the stamp that their index asks for; ``sure`` are most likely to."""
         stamps = memoryview(block).cast("I")[:: layout.RECORD_BYTES // 4]
-        low, count = (self.position + 1) & 0xFFFFFFFF, len(stamps)
-        # A stamp has 32 bits.
-        expected = array("I", [*range(low, min(low + count, 1 << 32)), *range(low + count - (1 << 32))])
-        good = min(sure, count) if stamps[:sure].tobytes() == expected[:sure].tobytes() else 0
-        while good < count and stamps[good] == expected[good]:
+        low, count = self.position + 1, len(stamps)
+        good = _consecutive(stamps[:sure].tobytes(), low)
+        while good < count and stamps[good] == low + good & 0xFFFFFFFF:  # a stamp has 32 bits
             good += 1
         return good
 

@@ -31,10 +31,10 @@ LAUNCHES_LIMIT = 64
 LATEST_NS = 1 << 62
 
 SIZE = layout.RECORD_BYTES
-#: Where a record has what: bytes, halves (of two bytes), words.
+#: Where a record has what: bytes, words, and in these halves of two bytes.
 KIND, _FLAGS = 4, 5
-_NAME, _PEER, _COMM = 3, 14, 15
-_START, _DURATION, _WHERE, _VALUE = 1, 2, 3, 4
+_WHAT, _START, _DURATION, _WHERE, _VALUE = 0, 1, 2, 3, 4
+_NAME, _PEER, _COMM = 3, 2, 3
 
 #: The columns of a row, but its operation.
 COLUMNS = (
@@ -155,10 +155,11 @@ class CallBuilder:
         last = 8 * of_gpu.rfind(0)
         if last >= 0:
             self._left_ns = _number(starts[last : last + 8]) + _number(durations[last : last + 8])
-        comms, peers, missing = calls.half(_COMM), calls.half(_PEER), MISSING * len(measured)
+        where, missing = calls.word(_WHERE), MISSING * len(measured)
+        comms, peers = _half(where, _COMM), _half(where, _PEER)
         columns = (
             _looked_up(comms, {comm: tables.comm_ids[comm].to_bytes(8, "little") for comm in _distinct(comms)}),
-            calls.seq(),
+            _seq(where),
             starts,
             durations,
             calls.word(_VALUE),
@@ -169,7 +170,7 @@ class CallBuilder:
             _put(missing, measured, queued) if queued.strip(b"\xff") else missing,
             enqueued or missing,
         )
-        self.rows.append(tables.names, calls.half(_NAME), columns)
+        self.rows.append(tables.names, _half(calls.word(_WHAT), _NAME), columns)
 
     def _gaps(self, block: bytes, words: array[int], kinds: bytes) -> tuple[bytes, Sequence[bytes]]:
         """``(of each call, 1 where the gap before it was measured, these gaps' self, CPU and run-queue times)``."""
@@ -216,7 +217,7 @@ class CallBuilder:
         """Of each call among calls and launches: when the host enqueued it, where it is one of the GPU."""
         found, launched = [], self._launched
         kinds, flags = operations.byte(KIND), operations.byte(_FLAGS)
-        names = memoryview(operations.half(_NAME)).cast("H")
+        names = memoryview(_half(operations.word(_WHAT), _NAME)).cast("H")
         wheres, starts = (memoryview(operations.word(place)).cast("Q") for place in (_WHERE, _START))
         for kind, flag, name, where, start in zip(kinds, flags, names, wheres, starts, strict=True):
             if kind == ring.LAUNCH:
@@ -261,18 +262,21 @@ class _Records(NamedTuple):
     def byte(self, place: int) -> bytes:
         return self.block[self.first * SIZE + place :: self.step * SIZE]
 
-    def half(self, place: int) -> bytes:
-        return array("H", self.word(place // 4))[place % 4 :: 4].tobytes()
-
     def word(self, place: int) -> bytes:
         words = SIZE // 8
         return self.words[self.first * words + place :: self.step * words].tobytes()
 
-    def seq(self) -> bytes:
-        """As words."""
-        found = array("I", self.word(_WHERE))
-        found[1::2] = array("I", bytes(2 * len(found)))
-        return found.tobytes()
+
+def _half(words: bytes, place: int) -> bytes:
+    """Two bytes of each word."""
+    return array("H", words)[place::4].tobytes()
+
+
+def _seq(where: bytes) -> bytes:
+    """As words."""
+    found = array("I", where)
+    found[1::2] = array("I", bytes(len(found) * 2))
+    return found.tobytes()
 
 
 def _number(column: bytes) -> int:
@@ -281,7 +285,7 @@ def _number(column: bytes) -> int:
 
 def _gap_columns(gaps: _Records) -> list[bytes]:
     """Self, CPU and run-queue times of SELF records, which have the last, in us, for a sequence."""
-    flags, us = gaps.byte(_FLAGS), gaps.seq()
+    flags, us = gaps.byte(_FLAGS), _seq(gaps.word(_WHERE))
     queued = (1000 * _number(us)).to_bytes(len(us), "little")  # of four bytes each: nothing carries
     return [
         gaps.word(_DURATION),
@@ -445,7 +449,11 @@ class RowBuilder:
     def _undamaged(self, block: bytes) -> bytes:
         """The kind of each record; 0 for those whose times or values would not fit their columns."""
         kinds = block[KIND::SIZE]
-        if all(not block[at::SIZE].translate(None, bytes(most)) for at, most in _HIGHEST.items()):
+        zeros = bytes(len(kinds))  # mostly they are, and comparing is quickest
+        if all(
+            (found := block[at::SIZE]) == zeros or not found.translate(None, bytes(most))
+            for at, most in _HIGHEST.items()
+        ):
             return kinds
         fits = bytes(
             start < LATEST_NS and duration <= LONGEST_NS and value <= MOST
