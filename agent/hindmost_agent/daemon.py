@@ -57,8 +57,6 @@ AT_WORK_S = 2.0
 LOOK_S = 0.25
 #: Another process may hold the lock briefly, to check it: how often to try, and the pause between tries, s.
 LOCK_TRIES, LOCK_PAUSE_S = 5, 0.02
-#: How often to look whether ranks stand still, for RAS to be asked, s.
-RAS_LOOK_S = 0.5
 #: Ranks of a running job whose stacks are taken at one request.
 _WATCHED = 4
 #: New objects before the garbage collector runs: a batch of rows, which is freed at once, must not start it.
@@ -102,6 +100,8 @@ class Daemon:
         self._dumps: set[asyncio.Task[None]] = set()
         self._dumping = 0
         self._weighing = asyncio.Lock()
+        self._ras = RasWatch(address(os.environ), lambda: self.host.ranks, lambda: self.agent.rings)
+        self._asking: asyncio.Task[None] | None = None
 
     async def run(self) -> str:
         """Work until there is a reason to leave, then deliver what is held, within ``FLUSH_TIMEOUT_S``; the reason."""
@@ -111,7 +111,6 @@ class Daemon:
             loop.add_signal_handler(number, self.leave, signal.Signals(number).name)
         server = await self._serve()
         shipping = self._ship()
-        asking = loop.create_task(self._ask_ras())
         ends = self.agent.rings.ends
         loop.add_reader(ends.fileno(), lambda: ends.collect(self._monotonic_ns()))
         self._tick()
@@ -130,7 +129,8 @@ class Daemon:
         ends.collect(self._monotonic_ns())
         loop.remove_reader(ends.fileno())
         await self._weigh()  # the job is over, or no longer this agent's: what is left is soon done
-        await retry.cancel(asking)
+        if self._asking is not None:
+            await retry.cancel(self._asking)
         if server is not None:
             server.close()
         self.agent.finish(self._monotonic_ns(), discover=reason not in SILENCE, over=reason in OVER)
@@ -206,6 +206,8 @@ class Daemon:
                 later_s = self._phase * FULL_PERIOD_S / 2 if self.agent.full and self.agent.in_turn else 0
                 asyncio.get_running_loop().call_later(later_s, self.shipper.notify)
                 self.agent.held_back, self.agent.batch_ns = self.shipper.held_back, self.shipper.batch_ns
+            if self._stalls_change(now_ns):
+                next_ns = now_ns
         except Exception:
             log.exception("tick failed; going on with the next")
         if self.settings.ring_dir is not None and not self.settings.exit_when_stdin_closes:
@@ -290,20 +292,21 @@ class Daemon:
                 daemon_process.set_session_priority, 0 if leaves or self._dumping else daemon_process.AGENT_SESSION
             )
 
-    async def _ask_ras(self) -> None:
-        """Have NCCL's RAS say which collective ranks wait in, while they stand still."""
-        watch = RasWatch(address(os.environ), lambda: self.host.ranks, lambda: self.agent.rings)
-        while True:
-            await asyncio.sleep(RAS_LOOK_S)
-            now_ns = self._monotonic_ns()
-            try:
-                if watch.due(now_ns):
-                    await watch.look(now_ns)
-            except Exception:
-                log.exception("asking NCCL's RAS failed; it is asked again while ranks stand still")
-            if self.agent.take_stalls(watch.seen, self._monotonic_ns()) and self._next is not None:
-                self._next.cancel()  # the next tick may be a second away
-                self._tick()
+    def _stalls_change(self, now_ns: int) -> bool:
+        """Have NCCL's RAS say which collective ranks wait in, where a tick has just seen them stand still; whether
+        what it said before is over."""
+        if self._ras.due(now_ns) and (self._asking is None or self._asking.done()):
+            self._asking = asyncio.get_running_loop().create_task(self._ask_ras(now_ns))
+        return self.agent.take_stalls(self._ras.seen, now_ns)
+
+    async def _ask_ras(self, now_ns: int) -> None:
+        try:
+            await self._ras.look(now_ns)
+        except Exception:
+            log.exception("asking NCCL's RAS failed; it is asked again while ranks stand still")
+        if self.agent.take_stalls(self._ras.seen, self._monotonic_ns()) and self._next is not None:
+            self._next.cancel()  # the next tick may be a second away
+            self._tick()
 
     async def _trace(self, rank: RankProcess, first: int, last: int) -> None:
         paths = [path for ring in self.agent.rings if ring.process.pid == rank.pid for path in ring.rings]

@@ -11,11 +11,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hindmost import ring
+from hindmost.identity import Identity
 from hindmost.ring import Communicator
+from hindmost_agent.agent import Agent
+from hindmost_agent.daemon import Daemon
 from hindmost_agent.jobs import ras
 from hindmost_agent.jobs.ranks import RankProcess
 from hindmost_agent.jobs.ras import TRIES, RasWatch, address, standing
 from hindmost_agent.jobs.rings import Producer
+from hindmost_agent.settings import settings as agent_settings
 from hindmost_proto.address import Address
 
 ANSWERS = Path(__file__).parents[2] / "fixtures" / "ras"
@@ -257,3 +262,32 @@ def test_an_answer_without_end_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> No
 def test_where_ras_listens(environ: dict[str, str], expected: tuple[str, int]) -> None:
     """As NCCL reads it."""
     assert address(environ) == expected
+
+
+@pytest.mark.parametrize("moves", [True, False])
+async def test_ras_is_asked_of_ranks_that_a_tick_sees_stand_still(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, moves: bool
+) -> None:
+    """Two ticks may be further apart than ranks that stand still are given: what the next one reads decides."""
+    settings = agent_settings(listen="127.0.0.1:0", ring_dir=str(tmp_path / "rings"))
+    asked, ticks, now_ns = [], [0], [NS]
+    writer = ring.Writer.create(tmp_path / "rings", Identity("job", 0, 1, 0, "n", "torch", "t.py"), "py", 64)
+    agent, tick = Daemon(settings, lambda: now_ns[0]), Agent.tick
+
+    async def look(_: RasWatch, at_ns: int) -> None:
+        asked.append(at_ns)
+
+    def at_its_time(of: Agent, at_ns: int) -> int:
+        ticks[0] += 1
+        if moves:
+            writer.event(ring.MARK, 0, at_ns, 0)
+        if ticks[0] == 9:
+            agent.leave("over")
+        now_ns[0] = tick(of, at_ns)
+        return now_ns[0]
+
+    monkeypatch.setattr(RasWatch, "look", look)
+    monkeypatch.setattr(Agent, "tick", at_its_time)
+    await agent.run()
+    writer.close()
+    assert bool(asked) is not moves
