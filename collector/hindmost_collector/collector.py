@@ -45,8 +45,9 @@ log = logging.getLogger(__name__)
 
 #: Between rounds of compaction and retention.
 UPKEEP_S = 30.0
-#: Rounds that are put off while cores are full, at most.
-PUT_OFF = 10
+#: So many rounds are put off while cores are full: of retention, which keeps a disk from filling; and of compaction,
+#: for a day. That takes more CPU time than all flushes, and a job's end mostly comes before.
+PUT_OFF, MERGE_PUT_OFF = 10, 2880
 #: A series whose agent has not sent for this long has no value.
 STALE_NS = 120_000_000_000
 #: An agent without a stream is forgotten after an hour. A schema without samples is forgotten after ten minutes: each
@@ -63,13 +64,11 @@ async def tend(components: Components) -> None:
     while True:
         await asyncio.sleep(UPKEEP_S)
         prune(components)
-        put_off = put_off + 1 if components.cores_are_full() and put_off < PUT_OFF else 0
-        if put_off:
-            continue
-        if upkeep is None or components.recorder.hangs_s:
+        put_off = (put_off + 1) % MERGE_PUT_OFF if components.cores_are_full() else 0
+        if put_off % PUT_OFF or upkeep is None or components.recorder.hangs_s:
             continue
         # retention holds whatever became of compaction, and is what makes room on a full disk
-        for piece in (upkeep.expire,) if components.recorder.failing else (upkeep.compact, upkeep.expire):
+        for piece in (upkeep.expire,) if put_off or components.recorder.failing else (upkeep.compact, upkeep.expire):
             await _repeat(components, piece)
 
 

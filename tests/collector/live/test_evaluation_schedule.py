@@ -5,6 +5,7 @@ import itertools
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,10 +13,12 @@ import numpy as np
 import pytest
 from hindmost import daemon_process
 from hindmost_collector import main
-from hindmost_collector.collector import Collector
+from hindmost_collector.collector import Collector, tend
 from hindmost_collector.live.evaluation_loop import HASTE_S
 from hindmost_collector.live.evaluation_schedule import Judging, UnconfirmedClaims
 from hindmost_collector.options import Options
+from hindmost_collector.store.parquet.compaction import Upkeep
+from hindmost_collector.store.parquet.store import ParquetStore
 from hindmost_judge.model import Job, Run
 from hindmost_judge.verdict.schema import JobSummary, Report
 
@@ -228,6 +231,29 @@ async def test_writing_waits_while_ranks_start_and_while_cores_are_full(began_s:
     collector.cores_are_full = lambda: full
     collector.began = collector.recorder.last_flush = time.monotonic() - began_s
     assert collector.flush_due() is due
+
+
+@pytest.mark.parametrize(("full", "merges"), [(True, 0), (False, 13)])
+async def test_segments_are_merged_while_cores_are_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, full: bool, merges: int
+) -> None:
+    """Merging takes more than all writing. What makes room on the disk is put off for minutes only."""
+    store, slept, done = ParquetStore(tmp_path, single=True), [0.0], []
+    collector = Collector(Options(out=str(tmp_path)), store)
+    collector.cores_are_full = lambda: full
+
+    async def sleep(seconds: float) -> None:
+        slept[0] += seconds
+        if slept[0] > 390.0:
+            raise asyncio.CancelledError
+
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    monkeypatch.setattr(Upkeep, "compact", lambda _: done.append("merge"))
+    monkeypatch.setattr(Upkeep, "expire", lambda _: done.append("expire"))
+    with pytest.raises(asyncio.CancelledError):
+        await tend(collector)
+    store.close()
+    assert (done.count("merge"), done.count("expire")) == (merges, 1 if full else merges)
 
 
 @pytest.fixture
