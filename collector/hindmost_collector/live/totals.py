@@ -271,6 +271,16 @@ class RankTotals:
         column = self._begun(name, rows)
         column += rows if values is None else np.bincount(rank, weights=values, minlength=self._size)
 
+    def _time(self, name: str, rank: Array, ns: Array, known: Array, rows: Array) -> None:
+        """Add times to their ranks, which have so many ``rows``, where they are ``known``: once a rank, in seconds."""
+        if not known.any():
+            return
+        if not known.all():
+            rank, ns = rank[known], ns[known]
+            rows = self._rows(rank)
+        column = self._begun(name, rows)
+        column += np.bincount(rank, weights=ns, minlength=self._size) / 1e9
+
     def _rows(self, rank: Array) -> Array:
         """How many rows each rank has."""
         return np.bincount(rank, minlength=self._size)
@@ -289,14 +299,10 @@ class RankTotals:
             ("step_seconds_total", "duration_ns"),
             *((f"phase:{phase}", f"{phase}_ns") for phase in PHASES),
         ):
-            known = steps[column] >= 0
-            if known.all():
-                self._count(name, rank, steps[column] / 1e9, rows)
-            elif known.any():
-                self._count(name, rank[known], steps[column][known] / 1e9)
+            self._time(name, rank, steps[column], steps[column] >= 0, rows)
         rest = unnamed({name: steps[f"{name}_ns"] for name in PHASES}, steps["duration_ns"])
-        if rest is not None and (known := ~np.isnan(rest)).any():
-            self._count(f"phase:{OTHER}", rank[known], rest[known] / 1e9)
+        if rest is not None:
+            self._time(f"phase:{OTHER}", rank, rest, ~np.isnan(rest), rows)
         counted = steps["work"] > 0
         if counted.any():
             self._count("work_total", rank[counted], steps["work"][counted])
@@ -312,20 +318,17 @@ class RankTotals:
             self._count("horovod_cycles_total", rank, intervals["value"][cycles])
             self._count("horovod_cycle_seconds_total", rank, intervals["duration_ns"][cycles] / 1e9)
 
-    def _unmarked(self, collectives: Table) -> None:
+    def _unmarked(self, collectives: Table, rank: Array, rows: Array) -> None:
         """A job that marks no steps: its time is what its calls took and what lies between them."""
-        rank, own, took = collectives["rank"], collectives["self_ns"], collectives["duration_ns"]
-        known = own >= 0
-        if known.any():
-            self._count("covered_seconds", rank[known], (own + np.maximum(took, 0))[known] / 1e9)
+        own, took = collectives["self_ns"], collectives["duration_ns"]
         cpu, runqueue = collectives["cpu_ns"], collectives["runqueue_ns"]
-        if (cpu >= 0).any():
-            self._count("phase:self_cpu", rank[cpu >= 0], cpu[cpu >= 0] / 1e9)
-        both = known & (cpu >= 0) & (runqueue >= 0)
+        of_own, of_cpu = own >= 0, cpu >= 0
+        self._time("covered_seconds", rank, own + np.maximum(took, 0), of_own, rows)
+        self._time("phase:self_cpu", rank, cpu, of_cpu, rows)
+        both = of_own & of_cpu & (runqueue >= 0)
         if both.any():
-            blocked = np.maximum(own - cpu - runqueue, 0)
-            self._count("phase:self_runqueue", rank[both], runqueue[both] / 1e9)
-            self._count("phase:self_blocked", rank[both], blocked[both] / 1e9)
+            self._time("phase:self_runqueue", rank, runqueue, both, rows)
+            self._time("phase:self_blocked", rank, np.maximum(own - cpu - runqueue, 0), both, rows)
 
     def inferred(self, calls_per_step: int | None) -> dict[str, Array]:
         """Step counters of a job that marks no steps, from how many collective calls make one; empty for other jobs."""
@@ -339,13 +342,13 @@ class RankTotals:
         return found
 
     def _collectives(self, collectives: Table, words: Words) -> None:
-        rank = collectives["rank"]
+        rank = collectives["rank"].astype(np.intp)
         rows = self._rows(rank)
         self._count("collectives_total", rank, rows=rows)
         for name in ("wait_seconds_total", "caused_wait_seconds_total", "last_arrivals_total"):
             self._begun(name, rows)  # with collectives, not having waited is a measurement
         if "steps_total" not in self._columns:
-            self._unmarked(collectives)
+            self._unmarked(collectives, rank, rows)
         for name, (rank, values) in self._waits.add(collectives, words).items():
             if rank.size:
                 self._size = max(self._size, int(rank.max()) + 1)
