@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-from hindmost_judge.encoding import is_constant, joined
+from hindmost_judge.encoding import chosen, is_constant, joined
 from hindmost_judge.model import Table
 
 from hindmost_collector.ingest.chunk import CODED, Chunk
@@ -35,6 +35,8 @@ Clock = dict[str, Any]
 #: Samples that are long rows in memory at one time, in ten times the space of the blocks that they come from. A piece
 #: costs some milliseconds, however small it is.
 PIECE_SAMPLES = 1 << 18
+#: Rows of ranks that are sorted and written at one time: a row group of a flush, whose columns fit a core's cache.
+PIECE_ROWS = 1 << 16
 _HEAD = attrgetter("head")
 
 
@@ -180,16 +182,32 @@ def arrow_tables(
 
 
 def _rows(name: str, parts: Sequence[Table], words: Words) -> Iterator[pa.Table]:
-    """All rows in the stored order, made when asked for, one column after the other: there is memory for one copy."""
-    coded, target = CODED.get(name), schema.arrow_schema(name)
-    keys = [_joined(parts, key) for key in schema.ORDER.get(name, ())]
-    order = in_order(*keys) if keys else None
-    arrays = []
-    for field in target:
-        column = _joined(parts, field.name)
-        column = column if order is None or is_constant(column) else column[order]
-        arrays.append(_words(column, words) if field.name == coded else _plain(column, field.type))
-    yield pa.Table.from_arrays(arrays, schema=target)
+    """All rows in the stored order, made when asked for, some ranks' after the other: there is no memory for a copy."""
+    coded, target, keys = CODED.get(name), schema.arrow_schema(name), schema.ORDER.get(name, ())
+    for pieces in _by_rank(parts) if keys else (parts,):
+        order = in_order(*(_joined(pieces, key) for key in keys)) if keys else None
+        arrays = []
+        for field in target:
+            column = _joined(pieces, field.name)
+            column = column if order is None or is_constant(column) else column[order]
+            arrays.append(_words(column, words) if field.name == coded else _plain(column, field.type))
+        yield pa.Table.from_arrays(arrays, schema=target)
+
+
+def _by_rank(parts: Sequence[Table]) -> Iterator[Sequence[Table]]:
+    """Tables with the rows of the first ranks, then of the next ones: about ``PIECE_ROWS`` each time."""
+    count = sum(len(part["rank"]) for part in parts)
+    pieces = round(count / PIECE_ROWS)
+    if pieces < 2:
+        yield parts
+        return
+    ranks = max(int(part["rank"].max(initial=0)) for part in parts) + 1
+    each = sum(np.bincount(part["rank"], minlength=ranks) for part in parts)
+    piece_of = (np.cumsum(each) - each) * pieces // count
+    found = [(part, piece_of[part["rank"]]) for part in parts]
+    for piece in np.unique(piece_of[each > 0]).tolist():
+        chosen_rows = ((part, of == piece) for part, of in found)
+        yield [chosen(part, mask) for part, mask in chosen_rows if mask.any()]
 
 
 def in_order(owner: Array, when: Array) -> Array:

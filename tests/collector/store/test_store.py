@@ -10,7 +10,10 @@ import pyarrow as pa
 import pytest
 from hindmost.errors import UsageError
 from hindmost_cli import query
-from hindmost_collector.store import schema
+from hindmost_collector.ingest.chunk import Chunk
+from hindmost_collector.ingest.definitions import Definitions
+from hindmost_collector.ingest.row_builder import Words
+from hindmost_collector.store import arrow_tables, schema
 from hindmost_collector.store.arrow_tables import in_order
 from hindmost_collector.store.parquet import compaction, journal, segments
 from hindmost_collector.store.parquet.compaction import LEAST_SEGMENTS as LEAST
@@ -49,6 +52,21 @@ def test_rows_of_a_flush_are_in_order(shuffled):
     assert sorted(order.tolist()) == list(range(len(owner)))
     assert list(zip(owner[order], when[order], strict=True)) == sorted(zip(owner, when, strict=True))
     assert len(in_order(owner[:0], when[:0])) == 0
+
+
+def test_a_flush_takes_some_ranks_at_a_time(monkeypatch):
+    """The pieces of a table, each of a few ranks, are its rows in order: there is no memory for a second copy."""
+    chance, columns = np.random.default_rng(1), {name: np.full(400, -1) for name in schema.STORED["steps"]}
+    columns |= {"rank": chance.integers(0, 40, 400), "step": chance.permutation(400), "kind": np.zeros(400, int)}
+    parts = [{name: column[at : at + 100] for name, column in columns.items()} for at in range(0, 400, 100)]
+    words = Words()
+    words.code("train")
+    monkeypatch.setattr(arrow_tables, "PIECE_ROWS", 50)
+    chunks = {"j": [Chunk({"steps": part}, {}, [], []) for part in parts]}
+    pieces = list(arrow_tables.arrow_tables(chunks, words, Definitions())["j", "steps"])
+    assert max(map(len, pieces)) < 100
+    stored = [tuple(row.values()) for row in pa.concat_tables(pieces).select(["rank", "step"]).to_pylist()]
+    assert stored == sorted(zip(columns["rank"].tolist(), columns["step"].tolist(), strict=True))
 
 
 @pytest.mark.parametrize("table", list(schema.ORDER))
