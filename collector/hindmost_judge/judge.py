@@ -96,7 +96,7 @@ def _of_those_that_meet(run: Run, settings: Settings) -> Report:
     found = missing_ranks.without_doubtful_forwards(inconclusive.despite_exchanges(found, run, blocks), run, blocks)
     found = inconclusive.without_lost_leads(found, blocks)
     if not found:
-        found.append(_nothing(run, stops.without_stalls(blocks, stalls), settings))
+        found.append(_nothing(run, stops.without_ended_stalls(blocks, stalls), settings))
     found = tuning.with_domains(found, run, seen, stalled=bool(stalls))
     found = stops.with_ended_stalls(missing_ranks.with_missing_ranks(found, run, blocks), stalls, run)
     slower = all_slower.find_slowed(blocks, found) if blocks is not None and stop is None else None
@@ -307,7 +307,7 @@ def _late(
     if timed is not None and shared is None:
         slowdowns, by_chance, same_work = _uncounted(slowdowns, blocks, same_work, timed, settings)
     stalls = intermittent.find(blocks, settings, slowdowns)
-    slowdowns = intermittent.without_stalls(slowdowns, stalls, blocks, settings)
+    slowdowns = intermittent.beyond_stalls(slowdowns, stalls, blocks, settings)
     slowdowns = slowdowns if slowdowns or stalls else straggler.of_stopped(blocks, settings)
     found, notes = of_slowdowns(slowdowns, blocks, settings, same_work)
     named = set(np.flatnonzero(np.isin(blocks.ranks, [rank for one in found for rank in one.ranks])).tolist())

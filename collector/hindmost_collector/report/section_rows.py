@@ -15,7 +15,7 @@ from hindmost_judge.overview import Overview
 from hindmost_judge.stats.robust import mean, median
 from hindmost_judge.timeline.collective_calls import WAIT
 from hindmost_judge.types import Floats
-from hindmost_judge.verdict.schema import STOPS
+from hindmost_judge.verdict.schema import STOPS, plain
 
 from hindmost_collector.report import columns, machine_tables
 from hindmost_collector.report.sections import CHANGED, SECTIONS, Sections, Table, as_text
@@ -52,13 +52,7 @@ def of(
 
 def _full(table: Table, row: Mapping[str, Any]) -> dict[str, Any]:
     """A row with every column; what is no finite number is ``None``."""
-    return {column.key: _plain(row.get(column.key)) for column in table.columns}
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, np.generic):
-        value = value.item()
-    return None if isinstance(value, float) and not np.isfinite(value) else value
+    return {column.key: plain(row.get(column.key)) for column in table.columns}
 
 
 class _Run:

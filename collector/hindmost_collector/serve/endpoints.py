@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from typing import TYPE_CHECKING, Any
 
-from hindmost.errors import HindmostError
 from hindmost_proto.exposition import JOB_LABEL
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector, generate_latest
 
@@ -88,20 +86,12 @@ class Endpoints:
         jobs = self._parts.jobs
         job = jobs.get(name) if name else next(iter(list(jobs.values())), None)
         if job is None:
-            return self._stored_report(name) if name else None
+            known = self.live.stored(name, "report.json") if name else None
+            return known if known and known["job"]["id"] == name else None
         report = job.report_until_now()
         if report is None:
             return None
         return {**report, "judged": job.judged, "recording": self._parts.recorder.trouble}
-
-    def _stored_report(self, name: str) -> dict[str, Any] | None:
-        store = self._parts.recorder.store
-        try:
-            content = store.read_file(name, "report.json") if store else None
-            known: dict[str, Any] | None = json.loads(content) if content else None
-        except (OSError, ValueError, HindmostError):  # no such job, or the store is away: readiness says which
-            return None
-        return known if known and known["job"]["id"] == name else None
 
     def owner(self, name: str) -> str | None:
         """The user who runs a job, or ran the stored one; None where that is not known."""

@@ -165,22 +165,29 @@ class LivePage:
             return []
         self._rows = {
             (name, written): self._rows.get((name, written))
-            or stored_row(name, self._json(name, "meta.json") or {}, self._json(name, "report.json"))
+            or stored_row(name, self.stored(name, "meta.json") or {}, self.stored(name, "report.json"))
             for name, written in recent
         }
         return list(self._rows.values())
 
     def stored_user(self, name: str) -> str | None:
         """Who ran a stored job; None where that is not known."""
-        found = (self._json(name, "meta.json") or {}).get("user")
+        found = (self.stored(name, "meta.json") or {}).get("user")
         return found if isinstance(found, str) else None
 
-    def _json(self, name: str, file: str) -> dict[str, Any] | None:
+    def stored(self, name: str, file: str) -> dict[str, Any] | None:
+        """What a JSON file of a stored job holds; None where there is none."""
+        try:
+            found: dict[str, Any] | None = json.loads(self._file(name, file) or b"null")
+        except ValueError:
+            return None
+        return found
+
+    def _file(self, name: str, file: str) -> bytes | None:
         store = self._parts.recorder.store
         try:
-            content = store.read_file(name, file) if store else None
-            return json.loads(content) if content else None
-        except (OSError, ValueError, HindmostError):
+            return store.read_file(name, file) if store and name else None
+        except (OSError, ValueError, HindmostError):  # no such job, or the store is away: readiness says which
             return None
 
     def path(self, name: str) -> str:
@@ -189,11 +196,7 @@ class LivePage:
 
     def report_page(self, name: str) -> bytes | None:
         """The page of a job that is over, as it was stored; None where there is none."""
-        store = self._parts.recorder.store
-        try:
-            return store.read_file(name, "report.html") if store and name else None
-        except (OSError, ValueError, HindmostError):
-            return None
+        return self._file(name, "report.html")
 
 
 def range_of(text: str | None) -> tuple[int | None, int | None]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from hindmost_judge.verdict.schema import STOPS
+from hindmost_judge.verdict.schema import STOPS, plain
 
 from hindmost_collector.components import Components
 from hindmost_collector.ingest.definitions import Schema
@@ -84,11 +84,7 @@ def _ranks(
 def _by_column(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     """Rows as columns, with None for what is missing or no number."""
     names = dict.fromkeys(name for row in rows for name in row)
-    return {name: [_plain(row.get(name)) for row in rows] for name in names}
-
-
-def _plain(value: Any) -> Any:
-    return None if isinstance(value, float) and not np.isfinite(value) else value
+    return {name: [plain(row.get(name)) for row in rows] for name in names}
 
 
 class _NewestRow(NamedTuple):

@@ -303,7 +303,7 @@ def _owners(stalled: Array, settings: Settings, picked: Array) -> Iterator[tuple
             yield row, np.flatnonzero(stalled[row]), float(share)
 
 
-def without_stalls(
+def beyond_stalls(
     slowdowns: list[Slowdown], stalls: list[Stalls], blocks: Blocks, settings: Settings
 ) -> list[Slowdown]:
     """Those that are more than a cluster of a rank's stalls, if it has enough stalls outside all its slowdowns.

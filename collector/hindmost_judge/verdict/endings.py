@@ -39,8 +39,7 @@ def of(run: Run, last_step: int | None = None) -> tuple[str | None, str | None]:
     code, signalled = run.job.exit_code, run.job.interrupted_by
     lost = None if signalled else _lost_node(run)
     if lost is not None:
-        node, last_ns = lost
-        before = max(((run.job.ended_ns or 0) - last_ns) / 1e9, 0.1)
+        node, (_, before) = lost
         silent = f"{node} was last heard {before:.1f} s before the job ended, with its ranks at work"
         return (
             f"{exit_words(code or 0, run.killed_by)}; {silent}",
@@ -85,23 +84,24 @@ def exit_words(code: int, killed_by: int | None) -> str:
     return f"killed by signal {-code}{name}" if code < 0 else f"exit code {code}{name}"
 
 
-def _lost_node(run: Run) -> tuple[str, int] | None:
-    """The node with which contact was lost first, before the job's end, and its last measurement, ns; one of none of
-    whose ranks an end was seen, and whose agent did not leave in order."""
+def _lost_node(run: Run) -> tuple[str, tuple[int, float]] | None:
+    """The node with which contact was lost first, before the job's end; one of none of whose ranks an end was seen,
+    and whose agent did not leave in order."""
     if run.job.source != Job.source or run.job.ended_ns is None or run.job.exit_code is None:
         return None
     silent = _silent(run, _left_at_work(run).keys() - set(run.job.left))
     return min(silent.items(), key=lambda one: one[1], default=None)
 
 
-def _silent(run: Run, at_work: Iterable[str]) -> dict[str, int]:
-    """Which of these nodes were not heard until the job's end, and when their newest measurement was made, ns.
+def _silent(run: Run, at_work: Iterable[str]) -> dict[str, tuple[int, float]]:
+    """Which of these nodes were not heard until the job's end: their newest measurement, ns, and how long before, s; 0
+    where the job has no end.
 
     An agent that can be reached measures once more after the end. One that leaves in order may be done a moment before.
     """
     end = run.job.ended_ns if run.job.exit_code is not None else None
     return {
-        node: last
+        node: (last, 0.0 if end is None else max((end - last) / 1e9, 0.1))
         for node, last in _last_heard(run, at_work).items()
         if end is None or last < end - (LOOK_NS if node in run.job.left else 0)
     }
@@ -139,15 +139,13 @@ def undelivered(run: Run) -> list[str]:
     if run.job.source != Job.source or run.at_work:
         return []
     at_work = _left_at_work(run)
-    end = run.job.ended_ns if run.job.exit_code is not None else None
-    return [_lost_data(run, node, at_work[node], last, end) for node, last in sorted(_silent(run, at_work).items())]
+    return [_lost_data(run, node, at_work[node], *last) for node, last in sorted(_silent(run, at_work).items())]
 
 
-def _lost_data(run: Run, node: str, ranks: list[int], last_ns: int, end_ns: int | None) -> str:
-    if end_ns is None:
+def _lost_data(run: Run, node: str, ranks: list[int], last_ns: int, seconds: float) -> str:
+    if not seconds:
         at = datetime.fromtimestamp(last_ns / 1e9, timezone.utc)
         return f"{node}: its last data is of {at:%H:%M:%S} UTC: what {names(ranks)} did after that is missing"
-    seconds = max((end_ns - last_ns) / 1e9, 0.1)
     events = _pace(run, ranks) * seconds
     about = f" and about {float(f'{events:.1g}'):,.0f} steps and calls of {names(ranks)}" if events >= 1 else ""
     return (

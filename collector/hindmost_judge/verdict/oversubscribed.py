@@ -376,7 +376,7 @@ def _verdicts_on_sleep(
         return [one for one in shown if one is not None], []
     slowdowns = straggler.find(off, settings, shared=True)
     stalls = intermittent.find(off, settings, slowdowns)
-    slowdowns = intermittent.without_stalls(slowdowns, stalls, off, settings)
+    slowdowns = intermittent.beyond_stalls(slowdowns, stalls, off, settings)
 
     def saving(off: Blocks, rows: Sequence[int], columns: Ints) -> Floats:
         return _saved_awake(blocks, off, [(rows, columns)])

@@ -241,29 +241,32 @@ class Report:
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON contract, ``hindmost.report/1``: plain types only, NaN and infinities as ``None``."""
-        plain: dict[str, Any] = _plain(replace(self, ranks=(), overview=None))
-        plain["ranks"] = self.ranks.plain() if isinstance(self.ranks, PlainRows) else _plain(self.ranks)
-        del plain["counted"], plain["overview"]
-        for verdict in plain["verdicts"]:
+        found: dict[str, Any] = plain(replace(self, ranks=(), overview=None))
+        found["ranks"] = self.ranks.plain() if isinstance(self.ranks, PlainRows) else plain(self.ranks)
+        del found["counted"], found["overview"]
+        for verdict in found["verdicts"]:
             del verdict["past"], verdict["shown_ms"], verdict["causes"]
-        return {"schema": SCHEMA, **plain}
+        return {"schema": SCHEMA, **found}
 
 
-def _plain(value: Any) -> Any:
-    """A report of a large job has a hundred thousand fields, and is made every few seconds: the common types first."""
+def plain(value: Any) -> Any:
+    """A value as JSON has it; what is no finite number is ``None``.
+
+    A report of a large job has a hundred thousand fields, and is made every few seconds: the common types first.
+    """
     kind = type(value)
     if kind is float:
         return value if math.isfinite(value) else None
     if kind in _SIMPLE:
         return value
     if is_dataclass(value):
-        return {name: _plain(item) for name, item in vars(value).items()}
+        return {name: plain(item) for name, item in vars(value).items()}
     if isinstance(value, dict):
         known = {type(item) for item in value.values()} <= _NUMBER and all(map(math.isfinite, value.values()))
-        return {str(key): item if known else _plain(item) for key, item in value.items()}
+        return {str(key): item if known else plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    return _plain(value.item()) if hasattr(value, "item") else value
+        return [plain(item) for item in value]
+    return plain(value.item()) if hasattr(value, "item") else value
 
 
 _NUMBER = {float}

@@ -224,7 +224,7 @@ def find_ended_stalls(run: Run, blocks: Blocks | None, settings: Settings) -> tu
 _THE_STALL = 0.9
 
 
-def without_stalls(blocks: Blocks | None, stalls: Sequence[Stall]) -> Blocks | None:
+def without_ended_stalls(blocks: Blocks | None, stalls: Sequence[Stall]) -> Blocks | None:
     """The same without what ranks wait in stalls, which is said of these."""
     if blocks is None or not stalls:
         return blocks
