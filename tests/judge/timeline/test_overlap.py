@@ -1,5 +1,6 @@
 """Delays where collectives overlap with computing, and whether they do."""
 
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,17 +14,18 @@ from hindmost_judge.judge import judge
 from hindmost_judge.stats.robust import peers_median
 from hindmost_judge.timeline.overlap import ahead_of_host, at_most_by_others, is_overlapped, overlapped_delay
 
+from tests.judge.buckets import BUCKETS, RANKS, STEPS, run
 from tests.runs import blocks_of
 
-RANKS = 4
-STEPS = 60
+ROWS = 4
+COLUMNS = 60
 PLACES = 8
 MS = 1e6
 
 
 def _found(late: Any, queued: Any = ()) -> bool:
     """The finding on a job with this delay [R, S, P]; at ``queued`` places of a step collectives queue."""
-    late = late.reshape(RANKS, -1)
+    late = late.reshape(ROWS, -1)
     own = np.full_like(late, MS)
     for place in queued:
         own[:, place::PLACES] = 0.0
@@ -32,21 +34,21 @@ def _found(late: Any, queued: Any = ()) -> bool:
 
 
 def _of(late: Any, own: Any) -> bool:
-    columns = np.arange(STEPS * PLACES)
+    columns = np.arange(COLUMNS * PLACES)
     joined: Any = SimpleNamespace(
         enqueue=np.full(late.shape, np.nan),
         gpu_time=True,
-        group=np.zeros((RANKS, 1), np.int64),
+        group=np.zeros((ROWS, 1), np.int64),
         gathers=np.ones(len(columns), bool),
         columns=len(columns),
-        start=np.tile(columns * 2 * MS, (RANKS, 1)),
+        start=np.tile(columns * 2 * MS, (ROWS, 1)),
         duration=5 * MS - late,
     )
     return is_overlapped(joined, own, columns // PLACES, columns[::PLACES], None)
 
 
 def _noise(seed: int = 1) -> Any:
-    return np.random.default_rng(seed).normal(0, 0.05 * MS, (RANKS, STEPS, PLACES))
+    return np.random.default_rng(seed).normal(0, 0.05 * MS, (ROWS, COLUMNS, PLACES))
 
 
 @pytest.mark.parametrize("queued", [(), (1, 3)])
@@ -69,13 +71,13 @@ def test_a_rank_that_stalls_is_late_everywhere_in_that_step_and_still_starts_ane
 
 def test_steps_of_one_gather_each_tell_nothing() -> None:
     """There is no place between two collectives of one step."""
-    columns = np.arange(STEPS)
-    block = np.full((RANKS, STEPS), MS)
+    columns = np.arange(COLUMNS)
+    block = np.full((ROWS, COLUMNS), MS)
     joined: Any = SimpleNamespace(
         gpu_time=True,
-        group=np.zeros((RANKS, 1), np.int64),
-        gathers=np.ones(STEPS, bool),
-        columns=STEPS,
+        group=np.zeros((ROWS, 1), np.int64),
+        gathers=np.ones(COLUMNS, bool),
+        columns=COLUMNS,
         enqueue=np.full_like(block, np.nan),
         start=block * columns,
         duration=block,
@@ -86,19 +88,19 @@ def test_steps_of_one_gather_each_tell_nothing() -> None:
 def _waited(meanwhile: float, ahead: float, stall: float = 0.0) -> bool:
     """What is found where so large a part of a wait is missing from what is computed after it, and each kernel was
     launched ``ahead`` ns before it began; once all wait for one that stalls for ``stall`` ns."""
-    waited = np.random.default_rng(3).exponential(0.3 * MS, (RANKS, STEPS * PLACES))
-    waited[np.arange(STEPS * PLACES) % RANKS, np.arange(STEPS * PLACES)] = 0.0  # the rank that comes last
-    waited[1:, STEPS] += stall
+    waited = np.random.default_rng(3).exponential(0.3 * MS, (ROWS, COLUMNS * PLACES))
+    waited[np.arange(COLUMNS * PLACES) % ROWS, np.arange(COLUMNS * PLACES)] = 0.0  # the rank that comes last
+    waited[1:, COLUMNS] += stall
     gap = MS - meanwhile * np.minimum(waited, 0.9 * MS)
     duration = 0.3 * MS + waited
     start = np.cumsum(duration + gap, axis=1) - duration - gap
-    columns = np.arange(STEPS * PLACES)
+    columns = np.arange(COLUMNS * PLACES)
     lead = np.minimum(columns * MS, ahead)  # no host is ahead from the first launch on
     joined: Any = SimpleNamespace(
-        ranks=np.arange(RANKS),
+        ranks=np.arange(ROWS),
         enqueue=start - lead,
         gpu_time=True,
-        group=np.zeros((RANKS, 1), np.int64),
+        group=np.zeros((ROWS, 1), np.int64),
         gathers=np.ones(len(columns), bool),
         columns=len(columns),
         start=start,
@@ -138,13 +140,13 @@ def test_one_stall_does_not_decide_whether_ranks_compute_while_they_wait(meanwhi
 def test_one_host_that_is_not_ahead_shows_the_clocks_of_all_gpus() -> None:
     """Three hosts launch 3 ms early, always: no clock is off by that, since all GPUs leave each collective at once."""
     columns = np.arange(200)
-    launched = np.tile(columns * 20 * MS, (RANKS, 1)) + MS
+    launched = np.tile(columns * 20 * MS, (ROWS, 1)) + MS
     arrived = launched + np.array([[3.0], [3.0], [0.1], [3.0]]) * MS
     left = arrived.max(axis=0) + MS
     clocks = np.array([[0.5], [0.0], [0.0], [0.0]]) * MS
     joined: Any = SimpleNamespace(
         columns=len(columns),
-        group=np.zeros((RANKS, 1), np.int64),
+        group=np.zeros((ROWS, 1), np.int64),
         start=arrived + clocks,
         duration=left - arrived,
         enqueue=launched,
@@ -180,11 +182,11 @@ def test_what_made_a_rank_late_in_other_steps_adds_nothing_to_a_late_input() -> 
 
 def test_a_collective_that_few_steps_have_is_no_usual_place() -> None:
     """Two steps end with an evaluation's collective, for which one rank came late: in the others it is on time."""
-    counts = np.full(STEPS, PLACES_SHOWN)
+    counts = np.full(COLUMNS, PLACES_SHOWN)
     counts[[20, 40]] += 1
     starts = np.append(0, np.cumsum(counts)[:-1])
     random = np.random.default_rng(4)
-    duration = 0.3 * MS + random.normal(0, 0.01 * MS, (RANKS, counts.sum()))
+    duration = 0.3 * MS + random.normal(0, 0.01 * MS, (ROWS, counts.sum()))
     own = np.full_like(duration, MS)
     own[:, starts[1:] - 1] = 0.0  # the last of a step follows the one before at once
     extra = starts[[20, 40]] + PLACES_SHOWN
@@ -192,3 +194,52 @@ def test_a_collective_that_few_steps_have_is_no_usual_place() -> None:
     duration[:3, extra] += 30 * MS
     found = overlapped_delay(peers_median(duration) - duration, own, starts)
     assert np.abs(np.median(found, axis=1)).max() < 0.1 * MS
+
+
+def _anywhere(stalls: Any, step: int) -> None:
+    stalls[2, step, np.random.default_rng(step).integers(0, BUCKETS)] += 9e6
+
+
+def _all_along(stalls: Any, step: int) -> None:
+    stalls[2, step] += 9e6 / BUCKETS
+
+
+@pytest.mark.parametrize(("stall", "starts"), [(_anywhere, True), (_all_along, True), (_anywhere, False)])
+def test_a_stall_in_backward_is_seen_wherever_it_is(stall: Callable[[Any, int], None], starts: bool) -> None:
+    """Nine ms in every seventh step, now before this bucket and now before that, or a little before each."""
+    stalls = np.zeros((RANKS, STEPS, BUCKETS))
+    calm = run(stalls)[1]
+    for step in range(3, STEPS, 7):
+        stall(stalls, step)
+    job, took = run(stalls, starts=starts)
+    (verdict,) = judge(job).verdicts
+    assert (verdict.kind, verdict.ranks) == ("intermittent", (2,))
+    assert verdict.cost_ms_per_step == pytest.approx((took - calm) / STEPS / 1e6, rel=0.1)
+
+
+def test_stalls_of_all_ranks_in_turn_name_no_rank() -> None:
+    """As many and as long, each of another rank."""
+    stalls = np.zeros((RANKS, STEPS, BUCKETS))
+    for number, step in enumerate(range(3, STEPS, 5)):
+        stalls[number % RANKS, step, number % BUCKETS] += 9e6
+    assert [verdict.ranks for verdict in judge(run(stalls)[0]).verdicts if verdict.ranks] == []
+
+
+def test_a_slow_rank_is_not_later_for_having_stalled_nowhere() -> None:
+    """One that computes longer before each bucket in all steps is its own usual."""
+    stalls = np.zeros((RANKS, STEPS, BUCKETS))
+    stalls[1, :, 0] += 2e6
+    calm, (job, took) = run(np.zeros_like(stalls))[1], run(stalls)
+    (verdict,) = judge(job).verdicts
+    assert (verdict.kind, verdict.ranks) == ("straggler", (1,))
+    assert verdict.cost_ms_per_step == pytest.approx((took - calm) / STEPS / 1e6, rel=0.1)
+
+
+def test_small_stalls_of_others_do_not_hide_large_ones() -> None:
+    """Seven of 19 ms are one rank's; two ranks that stalled once for 5 ms had no equal."""
+    stalls = np.zeros((RANKS, 47, BUCKETS))
+    stalls[2, 2::7, 3] += 19e6
+    stalls[1, 5, 4] += 5e6
+    stalls[3, 11, 6] += 5e6
+    (verdict,) = judge(run(stalls, starts=False)[0]).verdicts
+    assert (verdict.kind, verdict.ranks) == ("intermittent", (2,))
