@@ -8,7 +8,7 @@ from hindmost.ring import layout
 from hindmost_agent.delivery.batch import Builder
 from hindmost_agent.jobs.event_rows import COLUMNS, Calls, RowBuilder
 from hindmost_proto import telemetry_pb2 as wire
-from hindmost_proto.varint import varint
+from hindmost_proto import varint
 
 _MISSING = {"flags": 0, "peer": -1, "cpu_ns": -1, "runqueue_ns": -1, "enqueue_ns": -1}
 

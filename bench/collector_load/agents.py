@@ -26,7 +26,7 @@ from hindmost_agent.jobs.ranks import RankProcess
 from hindmost_agent.jobs.rings import REPEAT_NS
 from hindmost_agent.sampler import AgentCounts
 from hindmost_proto import telemetry_pb2 as wire
-from hindmost_proto.varint import varint
+from hindmost_proto import varint
 
 from bench.collector_load import node
 

@@ -22,7 +22,7 @@ from hindmost_judge.settings import RENAMED, Settings
 from hindmost_proto.address import parse
 from hindmost_proto.exposition import JOB_LABEL
 
-from hindmost_collector.serve.levels import LEVELS
+from hindmost_collector.serve.exposition import LEVELS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping

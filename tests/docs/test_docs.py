@@ -24,7 +24,8 @@ from hindmost_judge.settings import Settings
 from hindmost_judge.verdict.schema import CAUSES, KINDS
 from hindmost_proto import telemetry_pb2
 
-from docs.generate.__main__ import GENERATED, written
+from docs.generate.__main__ import PAGES as GENERATED
+from docs.generate.__main__ import written
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

@@ -12,10 +12,10 @@ from typing import Generic, NamedTuple, TypeVar
 
 from hindmost.ring import Communicator
 from hindmost_proto import telemetry_pb2 as wire
-from hindmost_proto.varint import varint
+from hindmost_proto import varint
 
+from hindmost_agent.jobs.discovery import pod_of
 from hindmost_agent.jobs.event_rows import Calls, IntervalRow, StepRow
-from hindmost_agent.jobs.pods import pod_of
 from hindmost_agent.jobs.ranks import RankProcess, user_of
 from hindmost_agent.sampler import Reading, Series
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from hindmost import identity
 from hindmost.bootstrap import ENTERED
+from hindmost_proto import telemetry_pb2 as wire
 
 from hindmost_agent.jobs.ranks import RankProcess
 from hindmost_agent.jobs.rings import start_ticks
@@ -138,6 +139,28 @@ def _unnamed(proc: Path, pid: int, environ: Mapping[str, str]) -> str:
 def _pairs(data: bytes) -> dict[str, str]:
     entries = (entry.decode("utf-8", "replace").partition("=") for entry in data.split(b"\0"))
     return {name: value for name, _, value in entries if name}
+
+
+#: Variables that a pod's template sets by the downward API, to fields of the message.
+POD_VARIABLES = {
+    "HINDMOST_POD_NAMESPACE": "namespace",
+    "HINDMOST_POD_NAME": "name",
+    "HINDMOST_POD_UID": "uid",
+    "HINDMOST_WORKLOAD": "workload",
+    "HINDMOST_QUEUE": "queue",
+}
+#: Characters of a name in Kubernetes, at most; a workload is KIND/NAME.
+LONGEST = 320
+
+
+def pod_of(proc: Path, pid: int) -> wire.Pod | None:
+    """The pod of a process; ``None`` where its environment names no namespace, or cannot be read."""
+    try:
+        environ = _pairs(read_once(proc / str(pid) / "environ", 1 << 20))
+    except OSError:
+        return None
+    found = {field: environ[name][:LONGEST] for name, field in POD_VARIABLES.items() if name in environ}
+    return wire.Pod(**found) if found.get("namespace") else None
 
 
 NS = 1_000_000_000

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Protocol
 
 from hindmost import ring
 from hindmost.ring import Event, layout
-from hindmost_proto.varint import varint
+from hindmost_proto import varint
 
 #: A value that was not measured: -1.
 MISSING = b"\xff" * 8

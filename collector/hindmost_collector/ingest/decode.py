@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from hindmost_judge.model import ANY_PEER, GPU_TIME
 from hindmost_proto import telemetry_pb2 as wire
-from hindmost_proto.varint import varint
+from hindmost_proto import varint
 
 from hindmost_collector.ingest.clock import NodeClock
 from hindmost_collector.ingest.definitions import Definitions

@@ -21,9 +21,8 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 from hindmost import __version__
 from hindmost.errors import UsageError
-from hindmost_proto import METHOD, retry
+from hindmost_proto import METHOD, retry, varint
 from hindmost_proto import telemetry_pb2 as wire
-from hindmost_proto.varint import varint
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector, generate_latest
 from prometheus_client.core import Metric as ClientMetric
 

@@ -15,7 +15,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 from hindmost_judge import encoding
 from hindmost_judge.model import PHASES
-from hindmost_proto.varint import varint
+from hindmost_proto import varint
 
 from hindmost_collector.ingest.packed_fields import eights, first, signed, varint_count, varints
 

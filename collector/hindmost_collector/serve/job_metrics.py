@@ -12,8 +12,7 @@ from hindmost_proto.exposition import labelled
 
 from hindmost_collector.ingest.definitions import Pod
 from hindmost_collector.live.jobs import ENDED, LOST, STATES, Contact, LiveJob
-from hindmost_collector.serve.exposition import Family, Metric, counter, family, gauge
-from hindmost_collector.serve.levels import RANK
+from hindmost_collector.serve.exposition import RANK, Family, Metric, counter, family, gauge
 
 #: By job and rank.
 Pods = Mapping[str, Mapping[int, Pod]]

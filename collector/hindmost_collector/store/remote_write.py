@@ -27,9 +27,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from hindmost.errors import MissingError
-from hindmost_proto import retry
+from hindmost_proto import retry, varint
 from hindmost_proto.exposition import JOB_LABEL
-from hindmost_proto.varint import varint
 from prometheus_client.core import Metric
 
 from hindmost_collector.http_client import Answer, Receiver

@@ -13,8 +13,7 @@ from hindmost_agent import kernel_files
 from hindmost_agent.agent import Agent
 from hindmost_agent.delivery.batch import Builder
 from hindmost_agent.jobs import discovery
-from hindmost_agent.jobs.discovery import PERIOD_NS, YOUNG, Jobs, job_id, ring_folders, sweep
-from hindmost_agent.jobs.pods import LONGEST, pod_of
+from hindmost_agent.jobs.discovery import LONGEST, PERIOD_NS, YOUNG, Jobs, job_id, pod_of, ring_folders, sweep
 from hindmost_agent.jobs.ranks import RankProcess
 from hindmost_agent.jobs.rings import Rings
 from hindmost_agent.runner import Runner

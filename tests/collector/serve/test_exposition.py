@@ -17,7 +17,7 @@ from hindmost_collector.live.jobs import Contact
 from hindmost_collector.options import Options
 from hindmost_collector.serve import job_metrics
 from hindmost_collector.serve.endpoints import Endpoints
-from hindmost_collector.serve.levels import CORE, JOB, NODE, RANK, fitting
+from hindmost_collector.serve.exposition import CORE, JOB, NODE, RANK, fitting
 from hindmost_collector.serve.node_metrics import NodeMetrics
 from hindmost_proto import telemetry_pb2 as wire
 from prometheus_client.parser import text_string_to_metric_families

@@ -8,8 +8,7 @@ import pytest
 from hindmost_collector.ingest.chunk import from_rows
 from hindmost_collector.recordings import tables
 from hindmost_collector.report.verdict_lines import clock, of_verdict
-from hindmost_judge.detect.hang import steps_done
-from hindmost_judge.detect.wait_for_graph import Edge, Walk, Way, walk
+from hindmost_judge.detect.hang import Edge, Walk, Way, steps_done, walk
 from hindmost_judge.judge import judge
 from hindmost_judge.model import COLLECTIVES, COMMUNICATORS, VANISHED, Run, empty
 from hindmost_judge.verdict.schema import Verdict, WhichOperation
