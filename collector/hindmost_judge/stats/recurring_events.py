@@ -56,8 +56,6 @@ class Recurring:
 
 #: Events come at one pace if so many of the times from one to the next are this close to the typical one.
 _REGULAR, _CLOSE, _PACED = 0.6, 0.15, 4
-#: At a faster pace than this, steps are what is counted.
-_SECONDS_NS = 0.5e9
 
 
 def begins(steps: Ints) -> Ints:
@@ -72,7 +70,7 @@ def pace(period: Floats, steps: Ints) -> float | None:
         return None
     typical = float(np.median(gaps))
     regular = np.mean(np.abs(gaps - typical) <= _CLOSE * typical) >= _REGULAR
-    return typical if regular and typical >= _SECONDS_NS else None
+    return typical if regular else None
 
 
 def events(delay: Floats, least: float) -> Events:
