@@ -120,13 +120,15 @@ def _empty(block: Floats) -> bool:
 
 
 def free(seen: Overview) -> dict[str, float]:
-    """What was made free, ``input``, ``copies`` or ``communication``, to the mean step's ms without it.
+    """What was made free, ``input``, ``copies``, ``saving`` or ``communication``, to the mean step's ms without it.
 
     A step ends when the last rank is done: it is shorter by as much as the latest rank then comes earlier. Where GPUs
     were timed, only that part of the input counts in which they had no work. Left out is what was not measured, and
     transfers that computing may hide.
     """
     costs = {"input": cost(seen, "input"), "copies": cost(seen, "h2d")}
+    if seen.saves is not None and seen.saves.any() and np.isfinite(seen.period).any():
+        costs["saving"] = float(overview.lengthened(seen.saves, seen.period).mean())
     costs["communication"] = None if seen.overlapped or not np.isfinite(seen.period).any() else _transfer(seen)
     return {name: (seen.step - ns) / 1e6 for name, ns in costs.items() if ns is not None}
 

@@ -115,7 +115,9 @@ def _of_those_that_meet(run: Run, settings: Settings) -> Report:
         return Report(job=summary.job(run, blocks), verdicts=_in_order(found), ranks=ranks, overview=seen)
     notes = [*endings.undelivered(run), *notes, *stopped.note(run, found, stalls)]
     what_if = summary.what_if(run, blocks, found)
-    bound = step_limit(blocks, found, settings, partial(_cpu_use, run, blocks))
+    bound = step_limit(blocks, found, settings, partial(_cpu_use, run, blocks), seen)
+    if bound is not None and bound.by == "checkpoint":  # which says it
+        notes = [note for note in notes if not note.endswith(wording.SAVING)]
     return Report(
         job=replace(summary.job(run, blocks), bound=bound, stalls=stalls, slowed=slower),
         verdicts=_in_order(found),
@@ -325,7 +327,7 @@ def _late(
     stalls, served = waste.served(stalls, blocks, by_cause)
     found += of_stalls(stalls, blocks, settings, slowdowns=named_slowdowns) if served else by_cause
     dear = [planned.note for planned in served if planned.ms_per_step * 1e6 >= _DEAR * average(blocks.period)]
-    if dear and not found:
+    if dear and not found and not any(one.cause == "checkpoint" for one in by_cause):
         do = f"see what rank {served[0].ranks[0]} does in these steps"
         found = [Verdict("balanced", confidence=UNSURE, evidence=tuple(dear), advice=(do,))]
     return found, [*notes, *(planned.note for planned in served)], by_chance

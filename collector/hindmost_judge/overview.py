@@ -42,7 +42,7 @@ class Overview:
     collectives are those of GPUs; ``gathers``: they run in forward as well as in backward. ``checkpoint`` [S]: some
     rank wrote one. ``work`` [S]: samples or tokens of all ranks together. ``overlapped``: computing may hide transfers.
     ``no_lane``: name to [R, S] of phases that lie inside others, or outside of all. ``queued`` [R]: the share of input
-    that is a wait for a CPU.
+    that is a wait for a CPU. ``saves`` [R, S]: time in checkpoints, or in calls that write files.
     """
 
     ranks: Ints
@@ -58,12 +58,34 @@ class Overview:
     overlapped: bool = False
     no_lane: Mapping[str, Floats] = field(default_factory=dict)
     queued: Floats | None = None
+    saves: Floats | None = None
 
     @property
     def step(self) -> float:
         """ns of the mean step; NaN where none is known."""
         known = self.period[np.isfinite(self.period)]
         return float(known.mean()) if len(known) else float("nan")
+
+
+def saves(parts: Mapping[str, Floats]) -> Floats | None:
+    """[R, S] ns in checkpoints, or in calls that write files, which may be the same; ``None`` where none is known."""
+    sums = [
+        np.sum([or_zero(parts[name]) for name in names if name in parts], axis=0)
+        for names in (("checkpoint",), ("file_write", "file_sync"))
+        if any(name in parts for name in names)
+    ]
+    return np.max(sums, axis=0) if sums else None
+
+
+def lengthened(saves: Floats, period: Floats) -> Floats:
+    """[S] ns by which steps are longer for what a rank ``saves`` [R, S]: beyond the typical step of ``period`` [S].
+
+    What is saved after the last collective of a step holds up the next.
+    """
+    due = saves.max(axis=0)
+    beyond = or_zero(np.maximum(period - np.nanmedian(period), 0.0))
+    now = np.minimum(beyond, due)
+    return np.asarray(now + np.minimum(beyond - now, np.pad((due - now)[:-1], (1, 0))))
 
 
 def of(blocks: Blocks, delay: Floats, queued: Floats | None = None) -> Overview:
@@ -88,6 +110,7 @@ def of(blocks: Blocks, delay: Floats, queued: Floats | None = None) -> Overview:
         samples=blocks.samples,
         overlapped=blocks.overlapped,
         no_lane={name: blocks.parts[name] for name in _NO_LANE if name in blocks.parts},
+        saves=saves(blocks.parts),
         queued=queued,
     )
 

@@ -8,7 +8,16 @@ from typing import Any, TypeAlias
 from hindmost_judge.job_command import script, split
 from hindmost_judge.model import OTHER, PHASES
 from hindmost_judge.verdict.schema import AT_LEAST, STOPS, unsure
-from hindmost_judge.verdict.wording import OTHERS_USE, STOP_OTHERS, UNMEASURED, as_exchanges, duration, names, percent
+from hindmost_judge.verdict.wording import (
+    OTHERS_USE,
+    SAVING,
+    STOP_OTHERS,
+    UNMEASURED,
+    as_exchanges,
+    duration,
+    names,
+    percent,
+)
 
 _CAUSES = {
     "gpu_contention": "GPU contention",
@@ -43,6 +52,7 @@ _BOUNDS = {
     "compute": "computing",
     "gpu_compute": "GPU computing",
     "gpu_memory": "GPU memory bandwidth",
+    "checkpoint": "writing checkpoints or other files",
     "unknown": "not known",
 }
 
@@ -54,7 +64,7 @@ def limit(report: Mapping[str, Any]) -> str:
     kinds = [verdict["kind"] for verdict in report["verdicts"]]
     if not found or {*STOPS}.intersection(kinds[:1]) or {"input_bound", "host_bound", "oversubscribed"} & {*kinds}:
         return ""
-    fault = "" if found["by"] in ("unknown", "cpu") else ", no fault"
+    fault = "" if found["by"] in ("unknown", "cpu", "checkpoint") else ", no fault"
     return f"{_BOUNDS.get(found['by'], found['by'])}{fault}: {found['evidence']}"
 
 
@@ -107,15 +117,16 @@ _BEFORE_A_LIMIT = 0.25
 
 def limits_more(report: Mapping[str, Any]) -> bool:
     """Whether what limits the job is reported first: of one rank, which no verdict compares; and of ranks that share
-    too few CPUs, where that takes much more of the step than any verdict says. What other processes take comes after
-    what can be changed in the job."""
+    too few CPUs, or write files, where that takes much more of the step than any verdict says. What other processes
+    take comes after what can be changed in the job."""
     job, verdicts = report["job"], report["verdicts"]
     limit = job.get("bound") or {"by": "unknown", "evidence": ""}
     if len(report["ranks"]) == 1 and all(map(unsure, verdicts)):
         return bool(limit["by"] != "unknown")
     costs = [verdict["cost_ratio"] for verdict in verdicts if verdict.get("cost_ratio")]
     costs += [1.0] * bool(job.get("stalls") or job.get("slowed"))
-    return limit["by"] == "cpu" and OTHERS_USE not in limit["evidence"] and max(costs, default=0.0) < _BEFORE_A_LIMIT
+    first = limit["by"] in ("cpu", "checkpoint") and OTHERS_USE not in limit["evidence"]
+    return first and max(costs, default=0.0) < _BEFORE_A_LIMIT
 
 
 _DO_ON = {
@@ -123,6 +134,7 @@ _DO_ON = {
     "communication": "overlap transfers with computing, or send less data",
     "copies": "copy from pinned memory, in the background: `pin_memory=True`, `batch.to(device, non_blocking=True)`",
     "host": "launch fewer, larger kernels: CUDA graphs, torch.compile, fused optimizers, larger batches",
+    "checkpoint": f"save {SAVING}",
 }
 
 
@@ -362,7 +374,7 @@ def _of_cost(report: Mapping[str, Any]) -> str:
             amount = f"{number(cost)} of the {number(waited)} ms of {names(who)}"
             return f". COST is {least}{amount}. The rest overlaps computing, or becomes a wait for the next rank"
         if waited * _DIFFERENT < cost:
-            return " in collectives alone; COST counts other delays too"
+            return " in collectives. COST is more: how much shorter a step gets without the fault"
     return ""
 
 

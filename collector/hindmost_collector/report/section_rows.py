@@ -155,6 +155,7 @@ def _throughput(one: _Run) -> dict[str, list[dict[str, Any]]]:
 _FREE = {
     "input": "input were free",
     "copies": "copies to the GPU were free",
+    "saving": "writing checkpoints and files were free",
     "communication": "communication were free",
 }
 
@@ -194,7 +195,7 @@ def _limits(one: _Run) -> dict[str, list[dict[str, Any]]]:
             one.lacks("limits", f"the step if {_FREE[name]}", why)
     steps = {
         "nothing changes": found.step_ms,
-        **{_FREE[name]: free.get(name) for name in reasons},
+        **{text: free.get(name) for name, text in _FREE.items() if name in {*reasons, *free}},
         "all ranks were like the median one": ideal,
     }
     return {

@@ -35,7 +35,18 @@ CAUSES = tuple(
     ).split()
 )
 #: What a job may be bound by; ``unknown``: by none of the others, as far as it was measured.
-BOUNDS = ("input", "copies", "host", "cpu", "compute", "gpu_compute", "gpu_memory", "communication", "unknown")
+BOUNDS = (
+    "input",
+    "copies",
+    "host",
+    "cpu",
+    "compute",
+    "gpu_compute",
+    "gpu_memory",
+    "communication",
+    "checkpoint",
+    "unknown",
+)
 
 
 #: What a cost is that is not the replay's alone: taken from how much longer steps became, or the least that it can be.

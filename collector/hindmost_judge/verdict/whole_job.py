@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from hindmost_judge import efficiency
+from hindmost_judge import efficiency, overview
 from hindmost_judge.blocks import Blocks
 from hindmost_judge.causes import cpu_wait, loading
 from hindmost_judge.causes.loading import Loading, input_share
@@ -30,6 +30,8 @@ _BOUND_TRANSFER = 0.5
 #: The same for transfers that overlap with backward, which is two thirds of computing and hides as much (of the
 #: step).
 _BOUND_TRANSFER_BESIDE = 0.7
+#: Writing takes this share of the time.
+_BOUND_SAVING = 0.1
 #: Share of time in which the average SM has work; below it, NVIDIA's DCGM guide calls GPU use ineffective (of the
 #: time).
 _BOUND_SM = 0.8
@@ -271,6 +273,7 @@ def step_limit(
     named: Sequence[Verdict],
     settings: Settings,
     use: Callable[[], Mapping[str, CpuUse]] = dict,
+    seen: Overview | None = None,
 ) -> StepLimit | None:
     """By what the typical step is bound: the resource that would have to be faster for it to be shorter.
 
@@ -297,7 +300,7 @@ def step_limit(
     found, copies = _of_queue(blocks, use) or _of_transfers(blocks, queued), _part(blocks, "device_copy")
     if not found and copies >= _BOUND_TRANSFER:  # what they copy from is not pinned, or there is much of it
         return StepLimit("copies", f"hosts wait in copies to their GPU for {percent(copies)} of the typical step")
-    return found or _of_gpus(blocks) or _of_computing(blocks)
+    return found or _of_saving(named, seen) or _of_gpus(blocks) or _of_computing(blocks)
 
 
 def _of_queue(blocks: Blocks, use: Callable[[], Mapping[str, CpuUse]]) -> StepLimit | None:
@@ -331,6 +334,21 @@ def _of_transfers(blocks: Blocks, queued: float) -> StepLimit | None:
         return None
     overlapped = ", longer than the backward that hides them" if blocks.overlapped else ""
     return StepLimit("communication", f"transfers are {percent(share)} of the typical step{overlapped}")
+
+
+def _of_saving(named: Sequence[Verdict], seen: Overview | None) -> StepLimit | None:
+    """Ranks that write checkpoints or other files, by how much longer that makes steps; not where that is a fault."""
+    if seen is None or seen.saves is None or any(verdict.cause == "checkpoint" for verdict in named):
+        return None
+    cost = float(overview.lengthened(seen.saves, seen.period).mean())
+    if not cost >= _BOUND_SAVING * seen.step:
+        return None
+    writes = seen.saves >= cost  # less is no part of it
+    who = names(seen.ranks[writes.any(axis=1)].tolist())
+    often = f"{np.count_nonzero(writes.any(axis=0))} of {len(seen.steps)} steps"
+    return StepLimit(
+        "checkpoint", f"{who} in {often}, which takes {ms(cost)} of the mean step ({percent(cost / seen.step)})"
+    )
 
 
 #: A host that launches, or computes, for this share of the step sets its pace; so does one of a job without GPUs.

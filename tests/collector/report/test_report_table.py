@@ -115,9 +115,9 @@ def test_the_caption_says_that_cost_counts_delays_outside_collectives(cost: floa
     """A rank that neighbours wait for in messages costs more than the waits in collectives, which the column has."""
     slow = {"kind": "straggler", "ranks": [1], "cost_ms_per_step": cost, "since_step": since}
     shown = columns.caption(["rank", "caused wait"], report(caused_wait_ms=5.0) | {"verdicts": [slow]})
-    assert ("COST counts other delays too" in shown) == explained
+    assert ("COST is more: how much shorter a step gets" in shown) == explained
     of_all = columns.caption(["rank", "caused wait"], report(caused_wait_ms=5.0) | {"verdicts": [slow | {"ranks": []}]})
-    assert "COST counts other delays too" not in of_all
+    assert "COST is more: how much shorter a step gets" not in of_all
 
 
 def test_of_a_wide_table_what_takes_least_goes_first() -> None:

@@ -1,5 +1,6 @@
 """Checkpoints that one rank writes for all are planned: no rank is named for them, nothing hides in them."""
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -11,6 +12,7 @@ from hindmost_judge.detect import uneven
 from hindmost_judge.judge import judge
 from hindmost_judge.model import Run
 from hindmost_judge.settings import DEFAULT
+from hindmost_judge.verdict.schema import Report
 from hindmost_judge.whatif.waste import aside
 
 from tests.runs import blocks_of
@@ -39,6 +41,17 @@ def _late(blocks: Blocks, rank: int) -> float:
     return float(aside(blocks, NO_STEPS, DEFAULT)[0].delay[rank, took].max() / blocks.step_ns)
 
 
+def _said(report: Report) -> str:
+    """What limits the job, from a tenth of its time on; else the note."""
+    bound = report.job.bound
+    return bound.evidence if bound is not None and bound.by == "checkpoint" else " ".join(report.notes)
+
+
+def _share(text: str) -> float:
+    """``0.13`` of ``... (13 %)``."""
+    return float(text.rpartition("(")[2].split("%")[0]) / 100
+
+
 @pytest.mark.parametrize("layout", ["dp", "fsdp", "tp_dp", "pp_dp"])
 @pytest.mark.parametrize("lengths", [0.0, 0.1])
 def test_no_rank_is_named_for_the_checkpoints_of_all(layout: str, lengths: float) -> None:
@@ -47,17 +60,32 @@ def test_no_rank_is_named_for_the_checkpoints_of_all(layout: str, lengths: float
     job = Scenario(8, STEPS, 3, layout, checkpoint_every=20, varying_lengths=lengths, **shape)
     report = judge(simulate(job).run)
     assert not [verdict for verdict in report.verdicts if verdict.ranks]
-    (note,) = [one for one in report.notes if "checkpoints" in one]
-    assert note.startswith("rank 0 writes checkpoints in 7 of ")
+    assert re.match("rank 0 (writes checkpoints )?in 7 of ", _said(report))
 
 
 def test_what_the_note_says_that_checkpoints_cost_is_so() -> None:
     """The others wait for three steps each time: 13 % of the job's time."""
     job = Scenario(8, STEPS, 3, step_ms=STEP_MS, checkpoint_every=20, warmup=0)
-    reported = " ".join(judge(simulate(job).run).notes)
+    reported = _said(judge(simulate(job).run))
     cost = simulate(job).truth.total_ns / simulate(replace(job, checkpoint_every=0)).truth.total_ns - 1
-    share = float(reported.split("each time (")[1].split("%")[0]) / 100
-    assert share == pytest.approx(cost / (1 + cost), rel=0.1)
+    assert _share(reported) == pytest.approx(cost / (1 + cost), rel=0.1)
+
+
+def test_a_checkpoint_costs_as_much_where_a_barrier_follows_it() -> None:
+    """The others wait where no other step has a collective."""
+    run, each = simulate(Scenario(4, STEPS, 3, step_ms=STEP_MS)).run, int(4 * STEP_MS * 1e6)
+    steps, calls = dict(run.steps), dict(run.collectives)
+    held = steps["step"] % 20 == 10
+    steps["start_ns"] = steps["start_ns"] + (steps["step"] - 11) // 20 * each + each
+    calls["start_ns"] = calls["start_ns"] + (calls["step"] - 11) // 20 * each + each
+    steps["duration_ns"] = steps["duration_ns"] + held * each
+    steps["checkpoint_ns"] = np.where(held & (steps["rank"] == 0), each, -1)
+    report = judge(replace(run, steps=steps, collectives=calls))
+    bound, mean = report.job.bound, report.job.step_ms["mean"]
+    assert bound is not None
+    assert bound.by == "checkpoint"
+    assert _share(bound.evidence) == pytest.approx(4 * STEP_MS / 20 / (mean or 0.0), rel=0.15)
+    assert not [one for one in report.verdicts if one.ranks]
 
 
 @pytest.mark.parametrize("seed", [2, 5])
