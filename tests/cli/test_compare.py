@@ -45,6 +45,16 @@ def test_a_slower_run_is_reported_with_its_interval_and_its_new_verdict() -> Non
     assert found["verdicts"]["gone"] == []
 
 
+def test_a_stall_of_a_job_that_went_on_is_new() -> None:
+    """Or gone, where the first run has it; no verdict names a rank for it."""
+    found = compare(job(1), job(2))
+    stalls = [{"since_s": 3.0, "until_s": 15.0, "ranks": [2], "node": None}]
+    for has, label in (("b", "NEW"), ("a", "GONE"), ("ab", "STILL")):
+        jobs = {run: found[run] | {"stalls": stalls if run in has else [], "duration_s": 40.0} for run in "ab"}
+        line = f"{label} HUNG for 12.0 s, then went on: rank 2 did not arrive; 12.0 of 40.0 s (30 %)"
+        assert line in " ".join(text.render(found | jobs, width=200).split())
+
+
 def test_a_verdict_in_one_line_says_once_since_when() -> None:
     """Its cost is of the same steps."""
     shown = text.render(compare(job(), job(2, faults=[SLOW | {"from": 60}])), width=200)

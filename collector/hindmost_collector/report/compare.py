@@ -29,7 +29,7 @@ from rich.text import Text
 from hindmost_collector.report import columns, sections
 from hindmost_collector.report.columns import number, ratio, title_of
 from hindmost_collector.report.text import console, labelled, paragraph, table_of, written
-from hindmost_collector.report.verdict_lines import doing, of_verdict, rendered
+from hindmost_collector.report.verdict_lines import doing, of_verdict, rendered, stalled
 
 if TYPE_CHECKING:
     from hindmost_judge.model import Run
@@ -408,7 +408,7 @@ def render(found: Mapping[str, Any], width: int = 100, color: bool = False) -> s
         page.print(labelled("", f"a step has {left:,.0f} items in A and {right:,.0f} in B"))
     elif pace:
         page.print(labelled("PACE", *_pace(pace)))
-    for label, style, sentence in _changes(found["verdicts"]):
+    for label, style, sentence in _changes(found):
         page.print(labelled(label, sentence, style))
     for one in found.get("settings") or ():
         page.print(labelled("SET", _setting(one)))
@@ -564,7 +564,8 @@ def _by(step: Mapping[str, Any]) -> tuple[str, str, str]:
     return by, both, f"bold {_WORSE if slower else _BETTER}"
 
 
-def _changes(verdicts: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+def _changes(found: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    verdicts = found["verdicts"]
     new = [("NEW", _WORSE, _sentence(one)) for one in verdicts["new"] if one["kind"] not in STOPS]  # RESULT has these
     gone = [
         ("GONE", _BETTER, _sentence(one))
@@ -578,7 +579,14 @@ def _changes(verdicts: Mapping[str, Any]) -> list[tuple[str, str, str]]:
         for name, label, other in both
         for one in verdicts.get(name) or ()
     ]
-    return new + gone + in_both + only
+    return [*_of_stalls(found), *new, *gone, *in_both, *only]
+
+
+def _of_stalls(found: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """Stops of a job that went on after them: those of B, else of A."""
+    a, b = (found[run].get("stalls") for run in "ab")
+    label, style = (("STILL", "") if a else ("NEW", _WORSE)) if b else ("GONE", _BETTER)
+    return [(label, style, stalled(found["b" if b else "a"]))] if a or b else []
 
 
 def _covers(new: Mapping[str, Any], gone: Mapping[str, Any]) -> bool:

@@ -343,6 +343,12 @@ def _stalled(stalls: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
     return "HUNG", f"for {seconds:.1f} s{often}, then went on: {whom}{whole}"
 
 
+def stalled(job: Mapping[str, Any]) -> str:
+    """The stalls of a job in one line, with what they cost."""
+    stalls = job["stalls"]
+    return f"{' '.join(_stalled(stalls))}; {_cost_of_stalls(stalls, job.get('duration_s'))}"
+
+
 def _cost_of_stalls(stalls: Sequence[Mapping[str, Any]], lasted: float | None) -> str:
     seconds = sum(stall["until_s"] - stall["since_s"] for stall in stalls)
     return f"{seconds:.1f} of {lasted:.1f} s ({ratio(seconds / lasted)})" if lasted else f"{seconds:.1f} s"
