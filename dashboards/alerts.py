@@ -1,4 +1,4 @@
-"""The alert rules. Each has a page below ``docs/runbooks/`` that says what it means and what to do.
+"""The alert rules. Each has a section in ``docs/runbooks.md`` that says what it means and what to do.
 
 What concerns a job is one alert a job, what concerns nodes one alert a node or a collector: a job of 512 nodes whose
 agents are killed is one alert.

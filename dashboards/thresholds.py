@@ -39,4 +39,4 @@ def minutes(name: str) -> int:
 
 def runbook(name: str) -> str:
     """Where the page of an alert is."""
-    return f"{_SET['runbooks']['url']}/{name}.md"
+    return f"{_SET['runbooks']['url']}#{name.lower()}"
