@@ -12,8 +12,7 @@ from hindmost_judge.verdict.schema import Verdict
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests.scenarios.loads import Load, make
-from tests.scenarios.moved import renamed, shifted
+from tests.scenarios.loads import Load, make, renamed, shifted
 
 quick = settings(max_examples=12)
 excesses = st.sampled_from([0.0, 0.3, 1.0, 4.0])

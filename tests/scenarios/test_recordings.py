@@ -14,9 +14,8 @@ from hindmost_judge.judge import judge
 
 from tests.recordings import OURS, STUDY, here, judged, recorded, recording
 
-from .expected import RECORDINGS
-from .explained import not_explained, waits_of_no_rank
-from .moved import without_first_steps
+from .expected import RECORDINGS, not_explained, waits_of_no_rank
+from .loads import without_first_steps
 
 
 @pytest.mark.parametrize("name", RECORDINGS)

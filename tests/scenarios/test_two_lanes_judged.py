@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hindmost_judge.judge import judge
 
-from .explained import not_explained
+from .expected import not_explained
 
 BENCH = Path(__file__).parents[2] / "bench/accuracy"
 

@@ -36,7 +36,7 @@ from hindmost_proto.address import Address
 
 from tests.needs import need
 from tests.security.conftest import SECRET, collecting
-from tests.security.listeners import listening
+from tests.servers import listening
 
 bcrypt = pytest.importorskip("bcrypt")
 

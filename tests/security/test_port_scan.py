@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.security.listeners import listening
+from tests.servers import listening
 
 pytestmark = pytest.mark.cluster
 
