@@ -144,14 +144,14 @@ class Waits:
             if done.any():
                 count = part.length[done]
                 rows = _ranges(part.begin[done], count)
-                taken.append((np.repeat(instance[done], count), part.rank[rows], part.duration[rows]))
+                taken.append((instance[done], count, part.rank[rows], part.duration[rows]))
             if not done.all():
                 unsettled.append(_without(part, done) if done.any() else part)
         self._parts = unsettled
         if not taken:
             return {}
-        group, rank, duration = map(np.concatenate, zip(*taken, strict=True))
-        return _shares(rank, duration, group, len(counts))
+        instances, lengths, rank, duration = map(np.concatenate, zip(*taken, strict=True))
+        return _shares(instances, lengths, rank, duration, len(counts))
 
     def _sizes(self, comm: Array, counts: Array) -> Array:
         """How many members each communicator has shown in any one instance so far."""
@@ -210,21 +210,46 @@ def _narrowed(key: Array) -> Array:
     return (key - least).astype(np.uint16) if int(key.max()) - int(least) < 1 << 16 else key
 
 
-def _shares(rank: Array, duration: Array, group: Array, count: int) -> Mapping[str, tuple[Array, Array]]:
-    """What the members of whole instances waited, and for whom; ``group`` tells which of ``count`` a row is of."""
+def _shares(
+    instance: Array, length: Array, rank: Array, duration: Array, count: int
+) -> Mapping[str, tuple[Array, Array]]:
+    """What the members of whole instances waited, and for whom; runs of so many rows are each of one of ``count``."""
+    begin, group = np.cumsum(length) - length, np.repeat(instance, length)
     shortest = np.full(count, np.iinfo(np.int64).max)
-    np.minimum.at(shortest, group, duration)
-    waited = (duration - shortest[group]) / 1e9
-    sums = np.bincount(group, weights=waited, minlength=count)
-    least = np.flatnonzero(duration == shortest[group])[::-1]
+    np.minimum.at(shortest, instance, np.minimum.reduceat(duration, begin))
+    waited_ns = duration - shortest[group]
+    sums = np.bincount(instance, weights=np.add.reduceat(waited_ns, begin), minlength=count) / 1e9
+    least = np.flatnonzero(waited_ns == 0)[::-1]
     last = np.zeros(count, np.int64)
     last[group[least]] = least  # the first of those that took the shortest: it is written over the others
     culprits = rank[last[sums > 0]]  # without waiting, no rank was last
     return {
-        "wait_seconds_total": (rank, waited),
+        "wait_seconds_total": (rank, waited_ns / 1e9),
         "caused_wait_seconds_total": (culprits, sums[sums > 0]),
         "last_arrivals_total": (culprits, np.ones(len(culprits))),
     }
+
+
+class _Runs(NamedTuple):
+    """Rows of ranks one after the other, as agents send them: what ``rank`` each run is of, and where it begins."""
+
+    rank: Array
+    begin: Array
+    length: Array
+
+    @classmethod
+    def of(cls, rank: Array) -> _Runs:
+        """Of rows of these ranks."""
+        begin = np.flatnonzero(np.diff(rank, prepend=-1))
+        return cls(rank[begin], begin, np.diff(begin, append=len(rank)))
+
+    def rows(self, size: int) -> Array:
+        """How many rows each rank has."""
+        return np.bincount(self.rank, weights=self.length, minlength=size)
+
+    def sums(self, values: Array, size: int, dtype: Any = None) -> Array:
+        """Of each rank: a run is summed in a thirtieth of the time that it takes to add its rows to their ranks."""
+        return np.bincount(self.rank, weights=np.add.reduceat(values, self.begin, dtype=dtype), minlength=size)
 
 
 class RankTotals:
@@ -265,25 +290,20 @@ class RankTotals:
             lost = self.column("events_lost_total")
             np.fmax.at(lost, states["rank"], states["events_lost_total"].astype(float))
 
-    def _count(self, name: str, rank: Array, values: Array | None = None, rows: Array | None = None) -> None:
-        """Add rows, or the values that they have, to their ranks; ``rows`` of each rank, where they are counted."""
-        rows = self._rows(rank) if rows is None else rows
-        column = self._begun(name, rows)
-        column += rows if values is None else np.bincount(rank, weights=values, minlength=self._size)
+    def _count(self, name: str, rank: Array, values: Array) -> None:
+        """Add the values of rows to their ranks."""
+        rows, sums = (np.bincount(rank, weights=weights, minlength=self._size) for weights in (None, values))
+        self._add(name, rows, sums)
 
-    def _time(self, name: str, rank: Array, ns: Array, known: Array, rows: Array) -> None:
-        """Add times to their ranks, which have so many ``rows``, where they are ``known``: once a rank, in seconds."""
-        if not known.any():
-            return
-        if not known.all():
-            rank, ns = rank[known], ns[known]
-            rows = self._rows(rank)
+    def _add(self, name: str, rows: Array, sums: Array) -> None:
         column = self._begun(name, rows)
-        column += np.bincount(rank, weights=ns, minlength=self._size) / 1e9
+        column += sums
 
-    def _rows(self, rank: Array) -> Array:
-        """How many rows each rank has."""
-        return np.bincount(rank, minlength=self._size)
+    def _time(self, name: str, runs: _Runs, ns: Array, known: Array) -> None:
+        """Add times to their ranks, where they are ``known``."""
+        if known.any():
+            sums = runs.sums(np.where(known, ns, 0), self._size) / 1e9
+            self._add(name, runs.sums(known, self._size, np.int64), sums)
 
     def _begun(self, name: str, rows: Array) -> Array:
         """A counter; it is 0 for ranks with rows and no counter before."""
@@ -293,16 +313,17 @@ class RankTotals:
 
     def _steps(self, steps: Table) -> None:
         rank = steps["rank"]
-        rows = self._rows(rank)
-        self._count("steps_total", rank, rows=rows)
+        runs = _Runs.of(rank)
+        rows = runs.rows(self._size)
+        self._add("steps_total", rows, rows)
         for name, column in (
             ("step_seconds_total", "duration_ns"),
             *((f"phase:{phase}", f"{phase}_ns") for phase in PHASES),
         ):
-            self._time(name, rank, steps[column], steps[column] >= 0, rows)
+            self._time(name, runs, steps[column], steps[column] >= 0)
         rest = unnamed({name: steps[f"{name}_ns"] for name in PHASES}, steps["duration_ns"])
         if rest is not None:
-            self._time(f"phase:{OTHER}", rank, rest, ~np.isnan(rest), rows)
+            self._time(f"phase:{OTHER}", runs, rest, ~np.isnan(rest))
         counted = steps["work"] > 0
         if counted.any():
             self._count("work_total", rank[counted], steps["work"][counted])
@@ -318,17 +339,16 @@ class RankTotals:
             self._count("horovod_cycles_total", rank, intervals["value"][cycles])
             self._count("horovod_cycle_seconds_total", rank, intervals["duration_ns"][cycles] / 1e9)
 
-    def _unmarked(self, collectives: Table, rank: Array, rows: Array) -> None:
+    def _unmarked(self, collectives: Table, runs: _Runs) -> None:
         """A job that marks no steps: its time is what its calls took and what lies between them."""
         own, took = collectives["self_ns"], collectives["duration_ns"]
         cpu, runqueue = collectives["cpu_ns"], collectives["runqueue_ns"]
         of_own, of_cpu = own >= 0, cpu >= 0
-        self._time("covered_seconds", rank, own + np.maximum(took, 0), of_own, rows)
-        self._time("phase:self_cpu", rank, cpu, of_cpu, rows)
+        self._time("covered_seconds", runs, own + np.maximum(took, 0), of_own)
+        self._time("phase:self_cpu", runs, cpu, of_cpu)
         both = of_own & of_cpu & (runqueue >= 0)
-        if both.any():
-            self._time("phase:self_runqueue", rank, runqueue, both, rows)
-            self._time("phase:self_blocked", rank, np.maximum(own - cpu - runqueue, 0), both, rows)
+        self._time("phase:self_runqueue", runs, runqueue, both)
+        self._time("phase:self_blocked", runs, np.maximum(own - cpu - runqueue, 0), both)
 
     def inferred(self, calls_per_step: int | None) -> dict[str, Array]:
         """Step counters of a job that marks no steps, from how many collective calls make one; empty for other jobs."""
@@ -342,13 +362,13 @@ class RankTotals:
         return found
 
     def _collectives(self, collectives: Table, words: Words) -> None:
-        rank = collectives["rank"].astype(np.intp)
-        rows = self._rows(rank)
-        self._count("collectives_total", rank, rows=rows)
+        runs = _Runs.of(collectives["rank"])
+        rows = runs.rows(self._size)
+        self._add("collectives_total", rows, rows)
         for name in ("wait_seconds_total", "caused_wait_seconds_total", "last_arrivals_total"):
             self._begun(name, rows)  # with collectives, not having waited is a measurement
         if "steps_total" not in self._columns:
-            self._unmarked(collectives, rank, rows)
+            self._unmarked(collectives, runs)
         for name, (rank, values) in self._waits.add(collectives, words).items():
             if rank.size:
                 self._size = max(self._size, int(rank.max()) + 1)
