@@ -210,8 +210,8 @@ class Facts:
 
     @cached_property
     def ranks_on(self) -> dict[str, int]:
-        """Node to how many ranks it has."""
-        return Counter(self.on.values())
+        """Node to how many ranks it has; a job of which no rank is known is one process of the only node."""
+        return Counter(self.on.values() or ([*self.cpus] if len(self.cpus) == 1 else ()))
 
     @cached_property
     def used(self) -> dict[str, float]:
@@ -319,16 +319,20 @@ def _too_few_threads(facts: Facts) -> Advice | None:
     if not facts.cpus_each >= 2.0 or (facts.run.ranks["gpu_uuid"] != "").any():
         return None
     used, busiest = facts.typical("cpu_seconds_total", "rate"), max(facts.used.values(), default=1.0)
+    used = used if facts.on else busiest * facts.cpus_each  # the node has no more than this
     if not 0.8 <= used <= ONE_THREAD or busiest > HALF + 0.1:
         return None
     cpus = int(facts.cpus_each)
     set_threads = f"`export OMP_NUM_THREADS={cpus}`"
     by_torch = facts.torch or "keras" in facts.frameworks
+    allowed = facts.typical("allowed_cpus", "median")
+    free = f"`mpirun --bind-to none` or `srun --cpus-per-task={cpus}`, then " if allowed < cpus else ""
     return Advice(
         "threads of each rank",
-        f"each rank computes on {used:.1f} of its {cpus} CPUs, and the node is {percent(busiest)} busy",
+        f"{'each rank' if facts.on else 'the job'} computes on {used:.1f} of its {cpus} CPUs"
+        f"{f', may run on {allowed:.0f}' * bool(free)}, and the node is {percent(busiest)} busy",
         f"at most {ONE_THREAD} CPUs of a rank in use, {percent(HALF + 0.1)} of the node",
-        f"{set_threads} (torchrun sets 1)" if by_torch else f"more ranks; with NumPy or OpenMP {set_threads}",
+        free + (f"{set_threads} (torchrun sets 1)" if by_torch else f"more ranks; with NumPy or OpenMP {set_threads}"),
         0.5,
         adds=True,
     )

@@ -51,6 +51,11 @@ def job(
     return replace(made(RANKS, who=who), metrics=metrics)
 
 
+def unknown(run: Run) -> Run:
+    """The same, of which no rank was seen."""
+    return replace(run, ranks={name: column[:0] for name, column in run.ranks.items()})
+
+
 def seen(**planes: float) -> Overview:
     """Ten steps of 100 ms; planes in ms."""
     blocks = {name: np.full((RANKS, 10), value * MS) for name, value in planes.items()}
@@ -150,6 +155,18 @@ CASES: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = [
         "computes on 1.0 of its 4 CPUs",
         {"run": job(*of_ranks(cpu_seconds_total=1.0), *cpu_time(0.25), framework="mpi4py")},
         {"run": job(*of_ranks(cpu_seconds_total=3.5), *cpu_time(0.9), framework="mpi4py")},
+    ),
+    (  # bound to one CPU, as mpirun does with one rank or two
+        "threads of each rank",
+        "computes on 1.0 of its 4 CPUs, may run on 1, and",
+        {"run": job(*of_ranks(cpu_seconds_total=1.0, allowed_cpus=1.0), *cpu_time(0.25), framework="mpi4py")},
+        {"run": job(*of_ranks(cpu_seconds_total=3.5, allowed_cpus=4.0), *cpu_time(0.9), framework="mpi4py")},
+    ),
+    (  # a program that no probe knows
+        "threads of each rank",
+        "the job computes on 1.0 of its 16 CPUs, and the node is 6.2 % busy",
+        {"run": unknown(job(*cpu_time(1 / 16)))},
+        {"run": unknown(job(*cpu_time(4 / 16)))},
     ),
     (
         "DataLoader workers",
