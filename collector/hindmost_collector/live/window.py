@@ -124,8 +124,7 @@ def _reported(table: Table, gone: AbstractSet[int], *, begun: bool) -> tuple[tup
 
 
 def _cut(table: Table, span: tuple[int, int]) -> Table:
-    inside = (table["start_ns"] >= span[0]) & (table["start_ns"] < span[1])
-    return table if inside.all() else {name: column[inside] for name, column in table.items()}
+    return chosen(table, (table["start_ns"] >= span[0]) & (table["start_ns"] < span[1]))
 
 
 def newest_steps(

@@ -35,8 +35,8 @@ Clock = dict[str, Any]
 #: Samples that are long rows in memory at one time, in ten times the space of the blocks that they come from. A piece
 #: costs some milliseconds, however small it is.
 PIECE_SAMPLES = 1 << 18
-#: Rows of ranks that are sorted and written at one time: a row group of a flush, whose columns fit a core's cache.
-PIECE_ROWS = 1 << 16
+#: Rows of ranks that are sorted and written at one time: a smaller piece takes longer, a larger one more memory.
+PIECE_ROWS = 1 << 17
 _HEAD = attrgetter("head")
 
 

@@ -12,6 +12,7 @@ from hindmost_collector.live import totals, window
 from hindmost_collector.live.jobs import LiveJob
 from hindmost_collector.live.window import REPORT_LAG_NS, LastRows, reported_by_all
 from hindmost_collector.simulate import Fault, Scenario, simulate
+from hindmost_judge.encoding import is_constant, repeated
 from hindmost_judge.judge import judge
 from hindmost_judge.model import COMMUNICATORS, Run
 
@@ -89,6 +90,13 @@ def test_ranks_that_are_gone_or_late_for_too_long_are_not_waited_for(job: Run) -
     long_ago = next(step for step in range(STEPS) if began(job, STEPS - 1) - began(job, step) < REPORT_LAG_NS) - 3
     run = without(job, BEHIND, since=long_ago)
     assert max(until(reported_by_all(run, step_ns(job), set(), EVERYTHING))) == STEPS - 1
+
+
+def test_what_all_ranks_reported_holds_one_value_for_a_constant_column(job: Run) -> None:
+    """Half the columns of a large window are: written out they would double what judging it takes."""
+    run = without(job, BEHIND, since=80)
+    run = replace(run, steps=run.steps | {"work": repeated(-1, len(run.steps["rank"]))})
+    assert is_constant(reported_by_all(run, step_ns(job), set(), EVERYTHING).steps["work"])
 
 
 def test_too_short_a_window_stays_as_it_is(job: Run) -> None:
