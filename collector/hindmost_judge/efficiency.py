@@ -115,6 +115,16 @@ def _by_delay(seen: Overview, busy: float, ideal: float | None) -> float | None:
     return max(1.0 - float(np.nanmax(late) - np.nanmean(late)) / busy, 0.0)
 
 
+def least_communication(seen: Overview, orchestration: float) -> float | None:
+    """What the communication efficiency of GPUs is at least: as if no computing hid any collective of the rank that
+    spends least in these; ``None`` where they were not timed."""
+    known, busy = np.isfinite(seen.period), orchestration * seen.step
+    inside = (seen.planes["wait"] + seen.planes["transfer"])[:, known]
+    if not seen.on_gpu or _empty(inside) or not busy > 0:
+        return None
+    return max(1.0 - float(np.nanmin(mean(inside))) / busy, 0.0)
+
+
 def _empty(block: Floats) -> bool:
     return bool(np.isnan(block).all())
 

@@ -37,6 +37,13 @@ def test_efficiencies_of_hosts_are_those_computed_by_hand() -> None:
     assert found.communication == pytest.approx((found.serialisation or 0) * (found.transfer or 0))
 
 
+@pytest.mark.parametrize(("gpu", "least"), [(True, 0.5), (False, None)])
+def test_communication_of_gpus_that_compute_meanwhile_has_a_bound(gpu: bool, least: float | None) -> None:
+    """GPUs work 8 of 10 ms; the rank that comes last is in collectives for 4 ms, of which nothing may be hidden."""
+    run = seen([10.0], on_gpu=gpu, overlapped=True, wait=[[0.0], [3.0]], transfer=[[4.0], [4.0]])
+    assert efficiency.least_communication(run, 0.8) == least
+
+
 def test_efficiency_of_gpus_has_what_they_idle_as_a_factor() -> None:
     """Steps of 10 ms: 6 ms of kernels on one GPU, 4 on the other, 1 ms of transfer, 1 and 3 of wait; then they idle."""
     run = seen(

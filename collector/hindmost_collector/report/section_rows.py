@@ -16,6 +16,7 @@ from hindmost_judge.stats.robust import mean, median
 from hindmost_judge.timeline.collective_calls import WAIT
 from hindmost_judge.types import Floats
 from hindmost_judge.verdict.schema import STOPS, plain
+from hindmost_judge.verdict.wording import percent
 
 from hindmost_collector.report import columns, machine_tables
 from hindmost_collector.report.sections import CHANGED, SECTIONS, Sections, Table, as_text
@@ -355,6 +356,8 @@ def _efficiency(one: _Run) -> dict[str, list[dict[str, Any]]]:
     for lane in found:
         if lane.lane == "GPU" and lane.parallel is None:
             why = "collectives overlap with computing, and kernels were not recorded"
+            least = efficiency.least_communication(one.seen, lane.orchestration or 0.0) if one.seen else None
+            why += f"; communication is at least {percent(least)}" if least else ""
             what = "communication" if lane.load_balance is not None else "load balance and communication"
             one.lacks("efficiency", f"{what} of GPUs", why)
     return {"lanes": [asdict(lane) for lane in found]}
