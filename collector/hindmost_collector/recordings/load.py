@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from hindmost.errors import UsageError
 from hindmost_judge.model import COLLECTIVES, PROFILED, RANKS, UNMEASURED, Job, Run, Table, has_launches, rows
-from hindmost_judge.types import Array
+from hindmost_judge.timeline.phases import step_at
 from hindmost_judge.verdict.missing_ranks import with_missing
 
 from hindmost_collector.formats import inspector, registry, steps_jsonl, straggler_analysis
@@ -352,19 +352,8 @@ def _with_steps_of_operations(run: Run) -> Run:
         operations["step"] = operations["step"].copy()
         for rank in np.unique(operations["rank"]).tolist():
             mine = operations["rank"] == rank
-            operations["step"][mine] = _step_at(run.steps, rank, operations["enqueue_ns"][mine])
+            operations["step"][mine] = step_at(run.steps, rank, operations["enqueue_ns"][mine])
     return replace(run, collectives={name: operations[name] for name in COLLECTIVES})
-
-
-def _step_at(steps: Table, rank: int, times: Array) -> Array:
-    """The step a rank was in at each time; -1 outside of all."""
-    mine = np.flatnonzero(steps["rank"] == rank)
-    if not len(mine):
-        return np.full(len(times), UNMEASURED)
-    mine = mine[np.argsort(steps["start_ns"][mine], kind="stable")]
-    at = np.searchsorted(steps["start_ns"][mine], times, side="right") - 1
-    inside = (at >= 0) & (times < (steps["start_ns"] + steps["duration_ns"])[mine][at])
-    return np.where(inside, steps["step"][mine][at], UNMEASURED)
 
 
 #: Steps that a job at work makes in the time that writing dumps took.

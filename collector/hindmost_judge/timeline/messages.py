@@ -22,6 +22,7 @@ from hindmost_judge.model import ERROR, GPU_TIME, NONBLOCKING, UNMEASURED, Run, 
 from hindmost_judge.stats.robust import median
 from hindmost_judge.timeline.collective_calls import OWN, is_synchronising, sums
 from hindmost_judge.timeline.matching import QUEUED_NS, Grid
+from hindmost_judge.timeline.phases import step_at
 from hindmost_judge.types import Array, Floats, Ints
 
 #: Share of the steps in which all ranks must have done the same for that to be the job's schedule.
@@ -167,11 +168,15 @@ def transfers(run: Run, ranks: Ints) -> Table | None:
     enqueue = (
         table["enqueue_ns"][indices].astype(np.float64) if "enqueue_ns" in table else np.full(len(indices), np.nan)
     )
+    number = table["step"][indices].copy()
+    for rank in np.unique(table["rank"][indices]).tolist():
+        mine = (table["rank"][indices] == rank) & (number < 0)
+        number[mine] = step_at(run.steps, rank, enqueue[mine])
     return {
         "row": row,
         "whom": whom,
         "kind": kinds[indices],
-        "number": table["step"][indices],
+        "number": number,
         "start": start,
         "end": start + duration,
         "enqueue": np.where(enqueue >= 0, enqueue, np.nan),

@@ -26,12 +26,12 @@ def is_overlapped(joined: Grid, self_time: Floats, step_of: Ints, starts: Ints, 
     """
     if not joined.gpu_time or joined.group.shape[1] > 1 or len(np.unique(joined.group)) > 1:
         return False
-    if waits_for_each(joined):
-        return False
     position = np.arange(joined.columns) - starts[step_of]
     more = (work - peers_median(work))[:, step_of] if work is not None else np.zeros(self_time.shape)
     if joined.gathers.sum() < len(starts) or joined.columns < 2 or np.isnan(joined.start).all():
         return not _computes_after_each(joined, self_time, position, more)
+    if waits_for_each(joined):
+        return False
     late = peers_median(joined.duration) - joined.duration
     for place in np.unique(position):
         mask = position == place
@@ -48,9 +48,9 @@ def is_overlapped(joined: Grid, self_time: Floats, step_of: Ints, starts: Ints, 
 def _computes_after_each(joined: Grid, self_time: Floats, position: Ints, more: Floats) -> bool:
     """Whether every rank computes between any two collectives of a step, and as long however long it waited before.
 
-    So it is where hosts wait for each collective, with launches unrecorded. Otherwise what is due after a collective
-    goes on while a rank waits in it. A rank with ``more`` [R, K] work in a step waits less and computes longer, either
-    way.
+    So it is where hosts wait for each collective; that they launch the next one after it was over proves no such wait.
+    Otherwise what is due after a collective goes on while a rank waits in it. A rank with ``more`` [R, K] work in a
+    step waits less and computes longer, either way.
     """
     within = np.flatnonzero(np.diff(position) > 0)
     waited, gap = joined.duration[:, within], self_time[:, within + 1]

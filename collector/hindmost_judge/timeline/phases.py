@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from hindmost_judge.encoding import chosen, codes, is_constant
-from hindmost_judge.model import AMOUNTS, OTHER, PHASES, Table, rows
+from hindmost_judge.model import AMOUNTS, OTHER, PHASES, UNMEASURED, Table, rows
 from hindmost_judge.stats.robust import median, or_zero
 from hindmost_judge.types import Array, Floats, Ints
 
@@ -252,3 +252,16 @@ def intervals_by_step(table: Table, ranks: Ints, ends: Floats) -> dict[str, Floa
             np.add.at(block[row], step[inside], table["duration_ns"][mine[inside]].astype(np.float64))
         found[text] = block
     return found
+
+
+def step_at(table: Table, rank: int, times: Array) -> Ints:
+    """[N] the marked step in which a rank was at each of these times, ns; -1 for none."""
+    known = (table["start_ns"] >= 0) & (table["duration_ns"] != UNMEASURED)
+    mine = np.flatnonzero((table["rank"] == rank) & known)
+    if len(mine) == 0:
+        return np.full(len(times), -1, np.int64)
+    mine = mine[np.argsort(table["start_ns"][mine], kind="stable")]
+    start = table["start_ns"][mine]
+    place = np.searchsorted(start, times, side="right") - 1
+    inside = (place >= 0) & (times < start[place] + table["duration_ns"][mine][place])
+    return np.where(inside, table["step"][mine][place], -1).astype(np.int64)

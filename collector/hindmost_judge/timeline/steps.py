@@ -18,9 +18,10 @@ from typing import NamedTuple
 import numpy as np
 
 from hindmost_judge.blocks import Blocks
-from hindmost_judge.model import PROFILED, UNMEASURED, Counted, Run, Table, rows
+from hindmost_judge.model import PROFILED, Counted, Run, Table, rows
 from hindmost_judge.settings import Settings
 from hindmost_judge.stats.robust import median, or_zero
+from hindmost_judge.timeline import phases
 from hindmost_judge.timeline.matching import Grid
 from hindmost_judge.types import Array, Floats, Ints
 
@@ -370,7 +371,8 @@ def _called_in(grid: Grid, table: Table) -> Ints:
     nowhere = np.full(grid.columns, -1, np.int64)
     if grid.gpu_time or not rows(table):
         return nowhere
-    found = np.stack([_of_rank(grid, row, table) for row in range(len(grid.ranks))])
+    called = np.nan_to_num(grid.start, nan=-np.inf)
+    found = np.stack([phases.step_at(table, rank, one) for rank, one in zip(grid.ranks.tolist(), called, strict=True)])
     seen = ~np.isnan(grid.start)
     number = np.where(seen, found, -1).max(axis=0)
     number[(seen & (found != number)).any(axis=0)] = -1
@@ -381,20 +383,6 @@ def _called_in(grid: Grid, table: Table) -> Ints:
     if times < _AS_MARKED * len(np.unique(table["step"])):
         return nowhere
     return np.where(np.isin(number, [step for step in each if each[step] == usual]), number, -1)
-
-
-def _of_rank(grid: Grid, row: int, table: Table) -> Ints:
-    """[K] the marked step within which this rank started each collective, -1 for none."""
-    known = (table["start_ns"] >= 0) & (table["duration_ns"] != UNMEASURED)
-    mine = np.flatnonzero((table["rank"] == grid.ranks[row]) & known)
-    if len(mine) == 0:
-        return np.full(grid.columns, -1, np.int64)
-    mine = mine[np.argsort(table["start_ns"][mine], kind="stable")]
-    start = table["start_ns"][mine].astype(np.float64)
-    called = np.nan_to_num(grid.start[row], nan=-np.inf)
-    place = np.searchsorted(start, called, side="right") - 1
-    inside = (place >= 0) & (called < start[place] + table["duration_ns"][mine][place])
-    return np.where(inside, table["step"][mine][place], -1).astype(np.int64)
 
 
 #: The newest steps may be incomplete: the step that anchors the count has this many after it.

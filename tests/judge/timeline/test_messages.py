@@ -392,6 +392,15 @@ def test_a_rank_whose_input_is_late_is_named(rank: int) -> None:
     assert (verdict.kind, verdict.ranks, verdict.cause) == ("straggler", (rank,), "input")
 
 
+def test_a_message_without_a_step_is_of_the_one_in_which_its_host_launched_it() -> None:
+    """A probe records launches, and marks steps apart from them."""
+    _, run = of(Fault("input", (2,), 0.3))
+    messages = run.collectives
+    launched = {"enqueue_ns": messages["start_ns"] - 1000, "step": np.full_like(messages["step"], UNMEASURED)}
+    unmarked = judge(replace(run, collectives={**messages, **launched})).verdicts
+    assert [(one.kind, one.ranks, one.cause) for one in unmarked] == [("straggler", (2,), "input")]
+
+
 def test_what_a_gpu_idles_for_its_host_is_no_work() -> None:
     """A kernel that begins as it is launched waited for that; the interval's usual length is known from others."""
     steps = np.arange(40)

@@ -131,6 +131,33 @@ def test_who_has_more_to_do_waits_less_and_computes_longer_whether_or_not_gather
     assert verdict.cost_ms_per_step == pytest.approx(saved, rel=0.2)
 
 
+@pytest.mark.parametrize("waits", [False, True])
+def test_hosts_wait_for_each_collective_if_they_launch_the_next_as_long_after_it_however_long_it_took(
+    waits: bool,
+) -> None:
+    """Hosts that are ahead may launch it later than the one before was over, too, though they wait for none."""
+    noise = np.random.default_rng(1)
+    begins = 100 * MS * np.arange(STEPS) + noise.uniform(0, 25 * MS, (RANKS, STEPS))
+    first = begins + noise.normal(30 * MS, MS, begins.shape)
+    over = np.broadcast_to(first.max(axis=0) + MS, first.shape)
+    second = (over if waits else first) + noise.normal(30 * MS, MS, first.shape)
+    start = np.stack([first, second], axis=2).reshape(RANKS, -1)
+    stop = np.stack([over, np.broadcast_to(second.max(axis=0) + MS, second.shape)], axis=2).reshape(RANKS, -1)
+    columns = np.arange(2 * STEPS)
+    joined: Any = SimpleNamespace(
+        ranks=np.arange(RANKS),
+        enqueue=start,
+        gpu_time=True,
+        group=np.zeros((RANKS, 1), np.int64),
+        gathers=np.zeros(len(columns), bool),
+        columns=len(columns),
+        start=start,
+        duration=stop - start,
+    )
+    own = start - np.pad(stop, ((0, 0), (1, 0)))[:, :-1]
+    assert is_overlapped(joined, own, columns // 2, columns[::2], None) is not waits
+
+
 @pytest.mark.parametrize(("meanwhile", "beside"), [(0.0, False), (1.0, True)])
 def test_one_stall_does_not_decide_whether_ranks_compute_while_they_wait(meanwhile: float, beside: bool) -> None:
     """No rank computes as long as all waited for the one that stalled for a second: more is not missing."""
