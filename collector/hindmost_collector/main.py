@@ -181,7 +181,7 @@ def abandon(collector: Collector) -> NoReturn:
     job = collector.jobs.get(collector.options.job_id)
     if job is not None:
         judged = collector.judging.at_the_end(lambda: from_memory(collector, job, f"recording stopped ({trouble})"))
-        _say({"report": judged[1].to_dict() if judged else job.report})
+        _say({"report": judged[1].to_dict() if judged else job.report and {**job.report}})
     logging.shutdown()
     os._exit(1)
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 from hindmost_judge.settings import DEFAULT
-from hindmost_judge.verdict.schema import QUIET
+from hindmost_judge.verdict.schema import QUIET, LiveReport
 
 from hindmost_collector.ingest.session import MOST_S
 from hindmost_collector.live.window import INCREMENTAL_ROWS, LEAST_INCREMENTAL_ROWS
@@ -469,7 +469,7 @@ class Judging:
 
     def judged(
         self, job: str, run: Snapshot, *, concurrent: bool = False, show: StepHistory | None = None
-    ) -> dict[str, Any] | None:
+    ) -> LiveReport | None:
         """The report on a window, as ``hindmost.report/1``.
 
         None where judging failed, which is logged once and never stops the collector. Each window passes its findings
@@ -478,14 +478,14 @@ class Judging:
         """
         turn = self._turns.setdefault(job, _Turn()) if concurrent else self.begun(job)
 
-        def of_all(judge: Judge) -> dict[str, Any]:
+        def of_all(judge: Judge) -> LiveReport:
             asked, before, newest = turn.asked, turn.standing, turn.seen
             turn.hurried = _counted(turn.hurried, more=turn.open)
             turn.last_whole, turn.soon = self._clock(), False
             window = turn.after_others(run())
             turn.judged = len(window.collectives["rank"])
             found = judge(window)
-            report: dict[str, Any] = found.to_dict()
+            report = LiveReport(found)
             if show is not None and found.overview is not None:
                 show.add(found.overview, gauges_of(found.overview) if show.is_watched() else None)
             turn.past = next((verdict.past for verdict in found.verdicts if verdict.past is not None), None)

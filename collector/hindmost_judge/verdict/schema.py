@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, is_dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -253,11 +253,40 @@ class Report:
     def to_dict(self) -> dict[str, Any]:
         """The JSON contract, ``hindmost.report/1``: plain types only, NaN and infinities as ``None``."""
         found: dict[str, Any] = plain(replace(self, ranks=(), overview=None))
-        found["ranks"] = self.ranks.plain() if isinstance(self.ranks, PlainRows) else plain(self.ranks)
+        found["ranks"] = _rows(self.ranks)
         del found["counted"], found["overview"]
         for verdict in found["verdicts"]:
             del verdict["past"], verdict["shown_ms"], verdict["causes"]
         return {"schema": SCHEMA, **found}
+
+
+class LiveReport(MutableMapping[str, Any]):
+    """``to_dict`` of a running job, whose rows of ranks are made when they are first read: they take 2 KB each."""
+
+    def __init__(self, report: Report) -> None:
+        self._plain, self._unread = replace(report, ranks=()).to_dict(), [report.ranks]
+
+    def __getitem__(self, name: str) -> Any:
+        if name == "ranks" and self._unread:
+            self._plain[name] = _rows(self._unread[0])
+            self._unread = []
+        return self._plain[name]
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self._plain[name] = value
+
+    def __delitem__(self, name: str) -> None:
+        del self._plain[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._plain)
+
+    def __len__(self) -> int:
+        return len(self._plain)
+
+
+def _rows(ranks: Sequence[RankRow]) -> Any:
+    return ranks.plain() if isinstance(ranks, PlainRows) else plain(ranks)
 
 
 def plain(value: Any) -> Any:

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 from hindmost_judge.judge import judge
-from hindmost_judge.verdict.schema import JobSummary, RankRow, Report
+from hindmost_judge.verdict.schema import JobSummary, LiveReport, RankRow, Report
 from hindmost_judge.verdict.summary import RankRows
 
 from tests.scenarios.loads import Load, make
@@ -35,6 +35,17 @@ def test_a_report_of_columns_is_written_as_one_of_rows() -> None:
     columns, rows = (Report(JobSummary("j"), (), ranks=ranks) for ranks in (ROWS, tuple(ROWS)))
     assert columns == rows
     assert json.dumps(columns.to_dict()) == json.dumps(rows.to_dict())
+
+
+def test_a_live_report_makes_no_row_that_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is made every few seconds; who reads it finds what is written at the end of the job."""
+    found, read, plain = Report(JobSummary("j"), (), ranks=ROWS), [], RankRows.plain
+    written = json.dumps({**found.to_dict(), "notes": ["n"]})
+    monkeypatch.setattr(RankRows, "plain", lambda rows: read.append(rows) or plain(rows))
+    live = LiveReport(found)
+    live["notes"] = ["n"]
+    assert (live["job"]["id"], live.get("verdicts"), read) == ("j", [], [])
+    assert json.dumps({**live}) == written
 
 
 def test_one_row_is_made_where_one_is_asked_for() -> None:
