@@ -12,7 +12,7 @@ from hindmost_judge.causes.cpu_sharing import NEEDS
 from hindmost_judge.causes.table import FILES, MEASURES, NOW_AND_THEN, OFF, Cause
 from hindmost_judge.model import OTHER, Run
 from hindmost_judge.stats import recurring_events
-from hindmost_judge.stats.robust import average, median, or_zero
+from hindmost_judge.stats.robust import average, mean, median, or_zero
 from hindmost_judge.types import Array, Floats
 from hindmost_judge.usage import CpuUse, used_by_others
 from hindmost_judge.whatif.savings import StepTimeChange
@@ -569,17 +569,19 @@ def balanced(
     judged, sure = _how_surely(share, least)
     unequal = wasted > 0.05 * blocks.step_ns
     last = f"rank {int(blocks.ranks[row])} typically comes last, {percent(share)} of a step after its peers"
-    lasts = or_zero(blocks.last).mean(axis=1)
+    lasts = or_zero(mean(blocks.last))
     as_often = bool(lasts.any() and (np.delete(lasts, row) >= _AS_OFTEN * lasts[row]).any())  # another rank is last
     last = "" if sure and (share < _SHOWN or as_often) else last
     pace = "ranks keep pace: " if share < _NOTHING and not unequal else ""
     found = [f"{pace}{last}: {judged}" if last else "no rank typically comes last"]
-    latest = waited_for_most(blocks) if needs is None and blocks.pipeline is None and sure else None
-    latest = None if latest is not None and blocks.works_alone([latest]) else latest
-    often, caused = (0.0 if latest is None else average(block[latest]) for block in (blocks.last, blocks.caused))
-    if latest is not None and often > _MOSTLY and caused >= max(_MUCH, least) * blocks.step_ns:
-        who = f"rank {int(blocks.ranks[latest])} is suspected: it is last in {percent(often)} of collectives"
-        found, sure = [f"{who}; others wait {ms(caused)} per step for it, typically less"], False
+    caused = or_zero(mean(blocks.caused))
+    latest = np.flatnonzero((lasts > _MOSTLY) & (caused >= max(_MUCH, least) * blocks.step_ns)).tolist()
+    known = needs is None and blocks.pipeline is None and sure and not blocks.works_alone(latest)
+    if known and caused[latest].sum() > max(_MOSTLY, 1.5 / len(caused)) * caused.sum():  # of two, one always has half
+        found = [f"rank {int(blocks.ranks[one])} is suspected: it is last in {percent(lasts[one])}" for one in latest]
+        waits = [f"others wait {ms(caused[one])} per step for it, typically less" for one in latest]
+        found = [f"{who} of collectives; {wait}" for who, wait in zip(found, waits, strict=True)]
+        sure = False
     if blocks.alone is not None and blocks.alone.any():
         found = _among_alone(blocks, blocks.alone, max(_MUCH, least) * blocks.step_ns)
         found, sure = found or ["ranks differ in work: which is slow is not known"], False

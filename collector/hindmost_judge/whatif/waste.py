@@ -330,7 +330,7 @@ def _counted_out(pauses: Floats, steps: Ints) -> Floats:
 #: Causes of stalls that work for the others may have: nothing that holds a rank up itself.
 _OF_WORK = ("unknown", "io", "checkpoint")
 #: Stalls that are the script's are most of a rank's, and would be so regular by chance in this share of jobs.
-_MOST, _CHANCE = 0.8, 0.002
+_MOST, _CHANCE = 0.8, 0.01
 
 
 def served(stalls: list[Stalls], blocks: Blocks, found: Sequence[Verdict]) -> tuple[list[Stalls], list[Planned]]:

@@ -22,7 +22,7 @@ from hindmost_judge.verdict import wording
 from hindmost_judge.verdict.wording import duration, ms, why
 
 from tests.recordings import OURS
-from tests.runs import blocks_of
+from tests.runs import blocks_of, call, made
 from tests.scenarios.loads import Load, hang, make
 
 
@@ -412,6 +412,19 @@ def test_a_rank_is_said_to_come_last_only_where_no_other_does_so_as_often(share:
     second = np.arange(len(blocks.steps)) % 10 < 10 * share
     said, _ = wording.balanced(replace(blocks, last=np.stack([~second, second]) * 1.0), 0.0, 0.1)
     assert sum(line.startswith("ranks keep pace: rank 1 typically comes last, ") for line in said) == lines
+
+
+def test_ranks_that_each_hold_up_a_group_of_their_own_are_not_cleared() -> None:
+    """Of a grid whose rows and columns reduce, half of the ranks take longer: by design, or not."""
+    own, now, calls = np.array([10.0, 10.0, 15.0, 15.0]), np.zeros(4), []
+    for seq in range(100):
+        for comm in (np.array([1, 1, 2, 2]), np.array([3, 4, 3, 4])):
+            came = now + own / 2 + np.random.default_rng(seq).normal(0.0, 0.1, 4)
+            now = 0.1 + np.where(comm[:, None] == comm, came, 0.0).max(axis=1)
+            calls.append(call("all_reduce", seq, came, now, comm=comm))
+    (verdict,) = judge(made(4, collectives=calls)).verdicts
+    assert (verdict.kind, verdict.confidence) == ("balanced", 0.5)
+    assert [line[:19] for line in verdict.evidence[:2]] == ["rank 2 is suspected", "rank 3 is suspected"]
 
 
 @pytest.mark.parametrize("name", ["mpi_collectives.py:4", "/x/collectives/a.py", "collectives.py:7", "run_collectives"])
