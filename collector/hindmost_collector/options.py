@@ -22,8 +22,6 @@ from hindmost_judge.settings import RENAMED, Settings
 from hindmost_proto.address import parse
 from hindmost_proto.exposition import JOB_LABEL
 
-from hindmost_collector.serve.exposition import LEVELS
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
@@ -34,6 +32,8 @@ if TYPE_CHECKING:
     Named = Callable[[str], str]
 
 GRPC_PORT, HTTP_PORT = 9460, 9461
+#: Series of `/metrics`, each level with those before it.
+LEVELS = ("job", "node", "rank", "core")
 
 
 def _setting(default: Any, meaning: str, form: str = "", choices: tuple[str, ...] = (), formerly: str = "") -> Any:

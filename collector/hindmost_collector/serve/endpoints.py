@@ -9,7 +9,8 @@ from hindmost_proto.exposition import JOB_LABEL
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector, generate_latest
 
 from hindmost_collector.live.jobs import HUNG, RUNNING, Contact
-from hindmost_collector.serve.exposition import CORE, JOB, LEVELS, RANK, fitting
+from hindmost_collector.options import LEVELS
+from hindmost_collector.serve.exposition import CORE, JOB, RANK, fitting
 from hindmost_collector.serve.job_metrics import JobPage
 from hindmost_collector.serve.live_page import LivePage
 from hindmost_collector.serve.own_metrics import OwnMetrics, of_agents, torn

@@ -9,6 +9,8 @@ import numpy as np
 from hindmost_proto.exposition import head, labelled
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
+from hindmost_collector.options import LEVELS
+
 Array = np.ndarray[Any, Any]
 
 
@@ -92,8 +94,7 @@ def family(metric: Metric, samples: Iterable[tuple[Sequence[object], float]]) ->
 
 
 #: Of jobs, verdicts, agents and the collector; of nodes and GPUs; of ranks and processes; of cores and threads.
-JOB, NODE, RANK, CORE = range(4)
-LEVELS = ("job", "node", "rank", "core")
+JOB, NODE, RANK, CORE = range(len(LEVELS))
 
 _OF_CORES = frozenset({"cpu", "threads"})
 

@@ -14,7 +14,8 @@ from hindmost_proto.exposition import JOB_LABEL, escaped, head
 
 from hindmost_collector.ingest.definitions import Definitions, Schema
 from hindmost_collector.ingest.row_builder import MetricRows, Origin
-from hindmost_collector.serve.exposition import CORE, LEVELS, level_of, number
+from hindmost_collector.options import LEVELS
+from hindmost_collector.serve.exposition import CORE, level_of, number
 
 Array = np.ndarray[Any, Any]
 
