@@ -58,6 +58,7 @@ RESULTS = ROOT / "bench" / "results" / "guest.json"
 HPCC_INPUT = Path("/usr/share/doc/hpcc/examples/_hpccinf.txt")
 #: Order of HPL's matrix, and steps of the other job: about seven seconds on two cores.
 SIZES = {"hpl": 2400, "numpy": 2400}
+PRODUCTS = 4
 DRAWS = 4000
 #: Of one run that is compared with itself: when it is under way (s), for how long it then goes on as usual, for how
 #: long agent and collector are stopped, and after how many such slices results are written.
@@ -84,7 +85,7 @@ exit $code
 class Bench:
     """One job in a folder of its own, run again and again."""
 
-    def __init__(self, job: str, size: int, folder: Path, ranks: int) -> None:
+    def __init__(self, job: str, size: int, products: int, folder: Path, ranks: int) -> None:
         self.folder, self.times, self.ranks = folder, folder / "times", ranks
         mpirun = shutil.which("mpirun", path="/usr/bin" if job == "hpl" else None)
         if mpirun is None or (job == "hpl" and not shutil.which("hpcc")):
@@ -103,7 +104,7 @@ class Bench:
             program = ["hpcc"]
         else:
             file = str(self.folder / "steps")
-            program = [sys.executable, str(Path(__file__).with_name("all_reduce.py")), str(size), file]
+            program = [sys.executable, str(Path(__file__).with_name("all_reduce.py")), str(size), str(products), file]
         self.line = [str(timed), "-np", str(ranks), *program]
         self.observed = [sys.executable, "-m", "hindmost", "run", "--out", str(folder / "run"), "--", *self.line]
 
@@ -196,6 +197,7 @@ class Bench:
         return {
             "pairs": len(logs),
             "slice_s": SLICE_S,
+            "step_ms_without": round(1e3 / statistics.median(rates[at + 1 + two] for at in whole for two in (0, 1)), 2),
             "percent": percent(mean),
             "percent_95": [percent(low), percent(high)],
             "cores": {"in_slices": round(in_slices, 4), "as_usual": round(as_usual, 4)},
@@ -335,6 +337,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--job", choices=SIZES, required=True)
     parser.add_argument("--size", type=int, help="order of HPL's matrix, or steps of the other job; default: 2400")
+    parser.add_argument(
+        "--products", type=int, default=PRODUCTS, help="of matrices in a step of the other job; default: %(default)s"
+    )
     parser.add_argument("--pairs", type=int, default=10)
     parser.add_argument(
         "--seconds", type=float, default=math.inf, help="begin no pair later than this; end --within then"
@@ -346,14 +351,16 @@ def main() -> int:
     result: dict[str, Any] = json.loads(args.out.read_text()) if args.out.exists() else {}
     size = args.size or SIZES[args.job]
     name = args.job if size == SIZES[args.job] else f"{args.job} {size}"
-    name += " within" if args.within else ""
+    options = f" --products {args.products}" if args.products != PRODUCTS else ""
+    options += " --within" if args.within else ""
+    name += options.replace(" --", " ")
     before: list[dict[str, Any]] = result.get(name, {}).get("runs", []) if args.add else []
     ranks = len(os.sched_getaffinity(0))
-    made_by = f"bench/guest --job {args.job} --size {size}{' --within' if args.within else ''}"
+    made_by = f"bench/guest --job {args.job} --size {size}{options}"
     machine = {"machine_cores": ranks, "kernel": platform.release(), "python": platform.python_version()}
     when = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
     with tempfile.TemporaryDirectory(prefix="hindmost-bench-") as folder:
-        bench = Bench(args.job, size, Path(folder), ranks)
+        bench = Bench(args.job, size, args.products, Path(folder), ranks)
         pairs = itertools.accumulate(
             bench.pairs(args.pairs, args.seconds), lambda all_, one: [*all_, one], initial=before
         )
