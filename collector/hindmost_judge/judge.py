@@ -328,7 +328,8 @@ def _late(
     found += of_stalls(stalls, blocks, settings, slowdowns=named_slowdowns) if served else by_cause
     dear = [planned.note for planned in served if planned.ms_per_step * 1e6 >= _DEAR * average(blocks.period)]
     if dear and not found and not any(one.cause == "checkpoint" for one in by_cause):
-        do = f"see what rank {served[0].ranks[0]} does in these steps"
+        paused = f"see what rank {served[0].ranks[0]} does in these steps"
+        do = paused if " pauses " in dear[0] else f"save {wording.SAVING}"
         found = [Verdict("balanced", confidence=UNSURE, evidence=tuple(dear), advice=(do,))]
     return found, [*notes, *(planned.note for planned in served)], by_chance
 

@@ -297,10 +297,11 @@ def step_limit(
     if "oversubscribed" in kinds:
         return StepLimit("cpu", kinds["oversubscribed"].evidence[0])
     queued = cpu_wait.queued_in_collectives(blocks) / average(blocks.period)
-    found, copies = _of_queue(blocks, use) or _of_transfers(blocks, queued), _part(blocks, "device_copy")
+    found = _of_saving(named, seen, _MOST) or _of_queue(blocks, use)
+    found, copies = found or _of_transfers(blocks, queued), _part(blocks, "device_copy")
     if not found and copies >= _BOUND_TRANSFER:  # what they copy from is not pinned, or there is much of it
         return StepLimit("copies", f"hosts wait in copies to their GPU for {percent(copies)} of the typical step")
-    return found or _of_saving(named, seen) or _of_gpus(blocks) or _of_computing(blocks)
+    return found or _of_saving(named, seen, _BOUND_SAVING) or _of_gpus(blocks) or _of_computing(blocks)
 
 
 def _of_queue(blocks: Blocks, use: Callable[[], Mapping[str, CpuUse]]) -> StepLimit | None:
@@ -336,12 +337,12 @@ def _of_transfers(blocks: Blocks, queued: float) -> StepLimit | None:
     return StepLimit("communication", f"transfers are {percent(share)} of the typical step{overlapped}")
 
 
-def _of_saving(named: Sequence[Verdict], seen: Overview | None) -> StepLimit | None:
+def _of_saving(named: Sequence[Verdict], seen: Overview | None, least: float) -> StepLimit | None:
     """Ranks that write checkpoints or other files, by how much longer that makes steps; not where that is a fault."""
     if seen is None or seen.saves is None or any(verdict.cause == "checkpoint" for verdict in named):
         return None
     cost = float(overview.lengthened(seen.saves, seen.period).mean())
-    if not cost >= _BOUND_SAVING * seen.step:
+    if not cost >= least * seen.step:
         return None
     writes = seen.saves >= cost  # less is no part of it
     who = names(seen.ranks[writes.any(axis=1)].tolist())

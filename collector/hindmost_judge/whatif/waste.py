@@ -346,11 +346,25 @@ def served(stalls: list[Stalls], blocks: Blocks, found: Sequence[Verdict]) -> tu
         if for_others and one.rows == (0,) and (counted or pace(blocks.period, one.stalled) is not None):
             due = np.where(np.isin(np.arange(len(blocks.steps)), one.stalled), one.delay, 0.0)[None]
             saved = float(stall_saving(blocks, one.rows, one.stalled).mean())
-            note = _note(blocks, np.array([0]), saved, due, _PAUSES)
+            note = _note(blocks, np.array([0]), saved, due, _writing(blocks, len(begins(one.stalled))) or _PAUSES)
             planned.append(Planned((int(blocks.ranks[0]),), saved / 1e6, None, note))
         else:
             left.append(one)
     return left, planned
+
+
+#: Who pauses to save writes this many bytes each time, and so many times what any other writes.
+_SAVED, _MORE = 1 << 20, 10
+
+
+def _writing(blocks: Blocks, times: int) -> _Words | None:
+    """What the first rank does so many ``times``, where its process wrote much, and no other's did."""
+    rate = blocks.gauge("written")
+    if rate is None or np.isnan(rate).any() or rate[0] < _MORE * rate[1:].max():
+        return None
+    each = rate[0] * float(or_zero(blocks.period).sum()) / 1e9 / times
+    does = f"writes {each / 1e6:,.0f} MB each time, at regular intervals,"
+    return _Words(does, does, wording.SAVING) if each >= _SAVED else None
 
 
 def _counted(at: Ints) -> bool:

@@ -16,6 +16,7 @@ from hindmost_judge.verdict.schema import Report
 from hindmost_judge.whatif.waste import aside
 
 from tests.runs import blocks_of
+from tests.scenarios import loads
 
 STEPS, STEP_MS = 150, 100.0
 NO_STEPS = table("steps", rank=[])
@@ -231,3 +232,20 @@ def test_a_few_long_stalls_do_not_hide_that_work_explains_who_is_late() -> None:
     late[0, 20::50] += 3 * found.step_ns
     assert uneven.explained(late, more) == pytest.approx(uneven.explained(found.delay, more), abs=0.05)
     assert uneven.levelled(replace(found, delay=late), DEFAULT, None) is not found
+
+
+@pytest.mark.parametrize(
+    ("written", "said"), [(40e6, "writes 40 MB each time, at regular"), (0.0, "pauses (at regular")]
+)
+def test_what_rank_0_writes_for_all_is_known_where_no_mark_is(written: float, said: str) -> None:
+    """By the bytes that its process, and no other, sent to storage; else it may be anything."""
+    run = loads.make(loads.Load(steps=400, faults=[{"rank": 0, "blocked": 200.0, "every": 50}]))
+    start = run.collectives["start_ns"]
+    seconds = np.linspace(start.min(), start.max(), 9) / 1e9
+    samples = [
+        ("hindmost_process_written_bytes_total", f'{{"rank": "{rank}"}}', second, at * written if rank == 0 else 0.0)
+        for rank in range(4)
+        for at, second in enumerate(seconds)
+    ]
+    (verdict,) = judge(replace(run, metrics=loads.metrics(samples))).verdicts
+    assert said in verdict.evidence[0]
