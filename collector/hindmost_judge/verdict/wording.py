@@ -436,7 +436,7 @@ def stalls(blocks: Blocks, found: Stalls, cause: Cause, cost: float, first: int)
     verb = "stalls" if len(found.rows) == 1 else "stall, alone or together,"
     count = int(np.count_nonzero(found.stalled >= first))
     apart = recurring_events.pace(blocks.period, found.stalled)
-    pace = "" if apart is None else f", every {ms(apart)}"
+    pace = "" if apart is None else f", every {ms(apart) if apart < 1e9 else f'{apart / 1e9:.2g} s'}"
     often, each = f"{who} {verb} in {count} of {len(blocks.steps) - first} steps", cost / count
     if abs(each - found.delay) <= _SAME * found.delay:
         often += f", {ms(found.delay)} each{pace}"
