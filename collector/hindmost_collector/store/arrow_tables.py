@@ -1,7 +1,6 @@
 """From the chunks of a flush to the Arrow tables of its segments: nothing is done sample by sample, nor node by node.
 
-Nodes of one kind send the same series, and most of them as many samples of each in the time of a flush. So what
-arrives is a few dozen cubes, nodes by ticks by series, and long rows are these turned over: nodes by series by ticks.
+What arrives are tens of thousands of blocks, ticks by series, and long rows are these turned over: series by ticks.
 
 Coarser levels, for long ranges, have min, max, sum, count and last value of each series and interval. A level's segment
 is made with one segment of ``metrics`` and has its name: what has a counterpart is in the level, what has none is still
@@ -11,11 +10,9 @@ to be taken from the samples. So nothing is counted twice, and a level is comple
 from __future__ import annotations
 
 import itertools
-import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from operator import attrgetter, itemgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -32,106 +29,36 @@ Files = Mapping[tuple[str, str], bytes]
 Clock = dict[str, Any]
 
 
-#: Samples that are long rows in memory at one time, in ten times the space of the blocks that they come from. A piece
-#: costs some milliseconds, however small it is.
-PIECE_SAMPLES = 1 << 18
+#: Samples that are long rows in memory at one time, in ten times the space of the blocks that they come from.
+PIECE_SAMPLES = 1 << 17
 #: Rows of ranks that are sorted and written at one time: a smaller piece takes longer, a larger one more memory.
 PIECE_ROWS = 1 << 17
-_HEAD = attrgetter("head")
-
-
-class _Cube(NamedTuple):
-    """Samples of nodes that send the same series, ``ticks`` of each: for each node its blocks, one after the other."""
-
-    nodes: Sequence[str]
-    schemas: Sequence[Schema]
-    ticks: int
-    raw: Sequence[bytes]
-    node_times: Sequence[bytes]
-    offsets: Array
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """Nodes, series, ticks."""
-        return len(self.nodes), self.schemas[0].head.width, self.ticks
-
-    def values(self, out: Array) -> None:
-        """Write all values, series by series."""
-        nodes, width, ticks = self.shape
-        places = self.schemas[0].head.order[:, None] + np.arange(ticks) * width
-        values = np.frombuffer(b"".join(self.raw), np.float64)
-        np.take(values.reshape(nodes, -1), places.ravel(), axis=1, out=out.reshape(nodes, -1), mode="clip")
-
-    def times(self) -> Array:
-        """(N, 1, T) job clock ns."""
-        times, offsets = np.frombuffer(b"".join(self.node_times), np.int64), self.offsets
-        if len(times) != len(offsets):
-            each = np.fromiter(map(len, self.node_times), np.int64, len(self.node_times)) // 8
-            offsets = np.repeat(offsets, each)
-        unix_ns: Array = times + offsets
-        return unix_ns.reshape(-1, 1, self.ticks)
-
-
-class _Texts:
-    """Texts of a piece, each once, and which one a row has."""
-
-    def __init__(self, rows: int) -> None:
-        self._places: dict[str, int] = {}
-        self._coded: dict[tuple[str, ...], list[int]] = {}
-        self.codes = np.empty(rows, np.int32)
-
-    def of(self, texts: tuple[str, ...]) -> list[int]:
-        """The codes of several texts."""
-        found = self._coded.get(texts)
-        if found is None:
-            places = self._places
-            found = self._coded[texts] = [places.setdefault(text, len(places)) for text in texts]
-        return found
-
-    def column(self, keep: Array | slice) -> pa.Array:
-        """The rows to keep, as codes of a dictionary."""
-        words = pa.array(list(self._places), pa.string())
-        return pa.DictionaryArray.from_arrays(pa.array(self.codes[keep]), words, safe=False)
 
 
 def metrics_tables(samples: Sequence[MetricRows], definitions: Definitions) -> Iterator[pa.Table]:
-    """Samples as long rows, piece by piece: nodes in their order, a series of a node by time and in one piece."""
-    for _, cubes in itertools.groupby(_cubes(samples, definitions), itemgetter(0)):
-        yield _long_rows([cube for _, cube in cubes])
-
-
-def _cubes(samples: Sequence[MetricRows], definitions: Definitions) -> Iterator[tuple[int, _Cube]]:
-    """Each with the number of its piece, in their order."""
+    """Samples as long rows, piece by piece, each of some nodes in their order; a series by time and in one piece."""
     if not samples:
         return
-    raw, node_times = [rows.raw for rows in samples], [rows.node_times for rows in samples]
-    offset = np.array([rows.offset for rows in samples], np.int64)
     origins, of = _numbered(rows.origin for rows in samples)
-    names, schemas = [origin.node for origin in origins], [definitions.schemas[origin.schema] for origin in origins]
-    heads, head = _numbered(map(_HEAD, schemas))
-    size = np.bincount(of, np.fromiter(map(len, raw), np.int64, len(raw)) // 8).astype(np.int64)
-    ticks = size // np.array([max(one.width, 1) for one in heads])[head]
-    piece, order = _order(names, head, ticks, size)
+    schemas, kind = _numbered(definitions.schemas[origin.schema] for origin in origins)
+    head = _numbered(one.head for one in schemas)[1][kind]
+    nodes = sorted({origin.node for origin in origins})
+    numbers = {name: number for number, name in enumerate(nodes)}
+    node = np.array([numbers[origin.node] for origin in origins])
+    size = np.bincount(of, np.array([len(rows.raw) for rows in samples]))
+    piece, by_node = np.empty(len(origins), np.int64), np.argsort(node, kind="stable")
+    piece[by_node] = _begins(size[by_node]) // (8 * PIECE_SAMPLES)
+    order = np.lexsort((node, head, piece))  # most nodes send the same: what is alike compresses best
     place = np.argsort(order)[of]
-    blocks, ends = np.argsort(place, kind="stable"), np.cumsum(np.bincount(place))
-    changes = np.any([np.diff(key[order]) for key in (piece, head, ticks)], axis=0)
-    for begin, end in itertools.pairwise([0, *(np.flatnonzero(changes) + 1).tolist(), len(order)]):
-        first, members = order[begin], order[begin:end].tolist()
-        at = blocks[ends[begin - 1] if begin else 0 : ends[end - 1]]
-        whose = [names[member] for member in members], [schemas[member] for member in members], int(ticks[first])
-        what = [raw[one] for one in at.tolist()], [node_times[one] for one in at.tolist()], offset[at]
-        if ticks[first]:
-            yield int(piece[first]), _Cube(*whose, *what)
-
-
-def _order(names: Sequence[str], head: Array, ticks: Array, size: Array) -> tuple[Array, Array]:
-    """``(piece of each origin, what sorts origins into pieces, and those that make one cube together)``."""
-    nodes, node = _numbered(names)
-    node = np.argsort(np.argsort(np.array(nodes, object)))[node]
-    by_node = np.lexsort((head, node))
-    piece = np.empty_like(size)
-    piece[by_node] = (np.cumsum(size[by_node]) - size[by_node]) // PIECE_SAMPLES
-    return piece, np.lexsort((node, ticks, head, piece))
+    blocks, ends = np.argsort(place, kind="stable"), np.append(0, np.cumsum(np.bincount(place)))
+    for begin, end in itertools.pairwise([0, *np.cumsum(np.unique(piece, return_counts=True)[1]).tolist()]):
+        used, number = np.unique(kind[order[begin:end]], return_inverse=True)
+        yield _long_rows(
+            [samples[one] for one in blocks[ends[begin] : ends[end]].tolist()],
+            np.diff(ends[begin : end + 1]),
+            [schemas[one] for one in used.tolist()],
+            number,
+        )
 
 
 def _numbered(things: Iterable[Any]) -> tuple[list[Any], Array]:
@@ -141,25 +68,45 @@ def _numbered(things: Iterable[Any]) -> tuple[list[Any], Array]:
     return list(places), number
 
 
-def _long_rows(cubes: Sequence[_Cube]) -> pa.Table:
-    rows = sum(math.prod(cube.shape) for cube in cubes)
-    value, time_ns = np.empty(rows), np.empty(rows, np.int64)
-    node, name, labels = _Texts(rows), _Texts(rows), _Texts(rows)
-    end = 0
-    for cube in cubes:
-        begin, end = end, end + math.prod(cube.shape)
-        head, shape = cube.schemas[0].head, cube.shape
-        cube.values(value[begin:end])
-        time_ns[begin:end].reshape(shape)[...] = cube.times()
-        node.codes[begin:end].reshape(len(cube.nodes), -1)[...] = np.array(node.of(tuple(cube.nodes)))[:, None]
-        name.codes[begin:end].reshape(shape)[...] = np.array(name.of(head.names))[head.order, None]
-        words = np.array([labels.of(one.words) for one in cube.schemas])
-        labels.codes[begin:end].reshape(shape)[...] = words[:, head.word[head.order], None]
-    present = ~np.isnan(value)  # a missing sample is a missing row
-    keep = slice(None) if present.all() else present
-    columns = [one.column(keep) for one in (node, name, labels)]
+def _begins(lengths: Array) -> Array:
+    """Where each begins of several that lie one after the other."""
+    begins: Array = np.cumsum(lengths) - lengths
+    return begins
+
+
+def _long_rows(blocks: Sequence[MetricRows], each: Array, schemas: Sequence[Schema], kind: Array) -> pa.Table:
+    """Blocks in the order of their origins, ``each`` of which has so many, and one of the schemas, turned over.
+
+    A *run* is the samples of one series. What belongs to a head, an origin or a run is looked up for each of its
+    samples: nothing is done block by block.
+    """
+    values = np.frombuffer(b"".join([rows.raw for rows in blocks]), np.float64)
+    times = np.frombuffer(b"".join([rows.node_times for rows in blocks]), np.int64)
+    ticks = np.array([len(rows.node_times) for rows in blocks]) // 8
+    times = times + np.repeat(np.array([rows.offset for rows in blocks], np.int64), ticks)
+    ticks = np.add.reduceat(ticks, _begins(each))
+    heads, head = _numbered(one.head for one in schemas)
+    widths, head = np.array([one.width for one in heads]), head[kind]
+    names, name = _numbered(one.names[place] for one in heads for place in one.order.tolist())
+    nodes, node = _numbered(blocks[place].node for place in _begins(each).tolist())
+    labels, label = _numbered(word for one in schemas for word in one.words)
+    words = _begins(np.array([len(one.words) for one in schemas]))[kind]
+    order = np.concatenate([one.order for one in heads])
+    word = np.concatenate([one.word[one.order] for one in heads])
+    width = widths[head]
+    of = np.repeat(np.arange(len(kind)), width)
+    series = np.arange(len(of)) + (_begins(widths)[head] - _begins(width))[of]
+    first, row, length = _begins(ticks * width)[of] + order[series], _begins(ticks)[of], ticks[of]
+    run = np.repeat(np.arange(len(of)), length)
+    tick = np.arange(len(values)) - _begins(length)[run]
+    value = values[first[run] + tick * width[of][run]]
+    present = ~np.isnan(value)
+    if not present.all():  # a missing sample is a missing row
+        run, tick, value = run[present], tick[present], value[present]
+    texts = (node[of], nodes), (name[series], names), (label[words[of] + word[series]], labels)
+    columns = [_dictionary(number.astype(np.int32)[run], found) for number, found in texts]
     return pa.Table.from_arrays(
-        [*columns, pa.array(time_ns[keep]), pa.array(value[keep])], schema=schema.arrow_schema("metrics")
+        [*columns, pa.array(times[row[run] + tick]), pa.array(value)], schema=schema.arrow_schema("metrics")
     )
 
 
@@ -243,7 +190,7 @@ def _words(codes: Array, words: Words) -> pa.Array:
 
 
 def _dictionary(indices: Array, values: Sequence[str]) -> pa.Array:
-    return pa.DictionaryArray.from_arrays(pa.array(indices, pa.int32()), pa.array(values, pa.string()))
+    return pa.DictionaryArray.from_arrays(pa.array(indices, pa.int32()), pa.array(values, pa.string()), safe=False)
 
 
 def _plain(values: Array, kind: pa.DataType) -> pa.Array:
