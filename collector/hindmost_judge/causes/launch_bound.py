@@ -297,11 +297,15 @@ def late_by_hosts(blocks: Blocks, run: Run) -> Blocks:
     held_up = blocks.joined is not None and waits_for_each(blocks.joined, gathers=_GATHERS)
     computed = np.where(_blind(blocks)[:, None], 0.0, computed_delay(blocks))
     for row in rows:
-        for columns in alike_steps(np.flatnonzero(late[row]), blocks.delay[row]):
-            slower, delay = hosts.slower(row, columns), float(blocks.delay[row, columns].mean())
-            if slower is not None:
-                slower = max(slower, float(median(computed[row, columns])))
-            if slower is not None and slower < delay and (slower > 0 or not held_up):
+        windows = alike_steps(np.flatnonzero(late[row]), blocks.delay[row])
+        found = [(columns, hosts.slower(row, columns)) for columns in windows]
+        known = [(at, max(ns, float(median(computed[row, at])))) for at, ns in found if ns is not None]
+        if held_up:
+            known = [(columns, slower) for columns, slower in known if slower > 0]
+        if held_up and 2 * len(known) < len(windows):
+            continue
+        for columns, slower in known:
+            if slower < (delay := float(blocks.delay[row, columns].mean())):
                 share[row, columns] = slower / delay
     if (share == 1.0).all():
         return blocks

@@ -18,7 +18,7 @@ from hindmost_judge.timeline.collective_calls import SAMPLED_FROM_NS
 from hindmost_judge.timeline.exchanges import Exchanges, with_exchanges_joined
 from hindmost_judge.timeline.matching import Grid
 from hindmost_judge.timeline.messages import schedule_of, with_gathers_joined
-from hindmost_judge.timeline.overlap import delay_by_round, is_overlapped
+from hindmost_judge.timeline.overlap import delay_by_round, is_overlapped, net_of_prefetch
 from hindmost_judge.types import Array, Floats, Ints
 
 
@@ -188,6 +188,8 @@ def _assemble(
     computed = work if work is not None else parts.get("gpu_forward")
     overlapped = is_overlapped(joined, self_time, step_of, starts, computed)
     intervals = delay_by_round(joined, self_time, starts) if overlapped else cohorts.delay(joined, self_time, cohort)
+    if not overlapped and joined.gpu_time and joined.gathers.any():
+        intervals = net_of_prefetch(joined, self_time, starts, intervals)
     members = np.maximum(np.sum(~np.isnan(joined.duration), axis=0) - 1, 1)
     caused = np.where(is_last, np.nansum(waits, axis=0) / members, 0.0)
     return Blocks(

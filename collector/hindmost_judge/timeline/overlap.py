@@ -149,6 +149,32 @@ def _without(values: Floats, of: Floats) -> Floats:
     return np.asarray(values - float(np.sum(x * y)) / max(float(np.sum(x * x)), 1e-30) * x)
 
 
+#: A layer computes this many times as long in backward as in forward; at most, with activations computed again.
+_BACKWARD, _RECOMPUTED = 2.0, 4.0
+
+
+def net_of_prefetch(joined: Grid, self_time: Floats, starts: Ints, late: Floats) -> Floats:
+    """``late`` [R, K] less what the others compute while they wait in gathers that were launched ahead.
+
+    They have the less to compute before the next gather, and the last to come all of a layer. How long that takes shows
+    between a layer's gather in backward and the reduction of its gradients.
+    """
+    position = np.arange(joined.columns) - np.repeat(starts, np.diff(np.append(starts, joined.columns)))
+    after, before = np.append(False, joined.gathers[:-1]), np.append(joined.gathers[1:], False)
+    reduced = ~joined.gathers & after
+    layers = [float(median(self_time[:, reduced & (position == place)])) for place in np.unique(position[reduced])]
+    layer = float(np.nan_to_num(median(np.array(layers))))
+    first, last = np.fmin.reduce(self_time, axis=0), np.fmax.reduce(self_time, axis=0)
+    found: Floats = late.copy()
+    for place in np.unique(position[joined.gathers & after]):
+        columns = np.flatnonzero(position == place)
+        left = float(median(first[columns]))
+        if left < min(layer / _RECOMPUTED, float(median(last[columns])) - _COMPUTES * QUEUED_NS):
+            at = np.concatenate([columns - 1, columns[~before[columns]]])
+            found[:, at] = np.minimum(late[:, at], np.maximum(late[:, at] + left - layer / _BACKWARD, 0.0))
+    return found
+
+
 #: Clocks of one host, once set right, are so many ns apart.
 _SOON_NS = 1e5
 #: Ranks and collectives sampled, whatever the size of the job; of these a few launches may be wrong.

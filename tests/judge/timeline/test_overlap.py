@@ -8,14 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 from hindmost_collector.recordings.load import load
+from hindmost_collector.recordings.tables import table
 from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_collector.simulate.write import write
 from hindmost_judge.judge import judge
+from hindmost_judge.model import GPU_TIME, Run
 from hindmost_judge.stats.robust import peers_median
 from hindmost_judge.timeline.overlap import ahead_of_host, at_most_by_others, is_overlapped, overlapped_delay
 
 from tests.judge.buckets import BUCKETS, RANKS, STEPS, run
-from tests.runs import blocks_of
+from tests.runs import blocks_of, made, rows_of
 
 ROWS = 4
 COLUMNS = 60
@@ -123,12 +125,72 @@ def test_what_hosts_catch_up_with_while_their_gpus_wait_is_no_computing() -> Non
 def test_who_has_more_to_do_waits_less_and_computes_longer_whether_or_not_gathers_block(tmp_path: Path) -> None:
     """A slow GPU among batches of uneven length, whose gathers block, once counted as overlapped."""
     fault = Fault("compute", (1,), 0.08, 50)
-    made = simulate(Scenario(4, 100, 2, "fsdp", step_ms=100, varying_lengths=0.05, faults=(fault,)))
-    write(made.run, tmp_path / "run", "traces")
+    job = simulate(Scenario(4, 100, 2, "fsdp", step_ms=100, varying_lengths=0.05, faults=(fault,)))
+    write(job.run, tmp_path / "run", "traces")
     (verdict,) = (one for one in judge(load(tmp_path / "run")).verdicts if one.ranks)
     assert (verdict.ranks, verdict.cause) == ((1,), "compute")
-    saved = (made.truth.total_ns - made.truth.repaired_ns) / 1e6 / len(made.truth.active[0])
+    saved = (job.truth.total_ns - job.truth.repaired_ns) / 1e6 / len(job.truth.active[0])
     assert verdict.cost_ms_per_step == pytest.approx(saved, rel=0.2)
+
+
+LAYERS = 6
+
+
+def _sharded(copy: float, longer: float) -> tuple[Run, float]:
+    """Hosts gather a layer in forward when the one before the last has computed; and the length in ns.
+
+    Rank 1 begins each step so many ms late, or computes so much ``longer`` in forward. For 20 steps its input takes a
+    little longer.
+    """
+    noise, late = np.random.default_rng(3).normal(1.0, 0.005, (STEPS, 2 * LAYERS, ROWS)), np.arange(ROWS) == 1
+    over, computed, calls, began = np.zeros(ROWS), np.zeros(ROWS), [], []
+    for step in range(STEPS):
+        began.append(over + 0.2 * MS)
+        over = computed = over + 2 * MS
+        done = [computed + copy * MS * late] * 2
+        for layer in range(LAYERS):
+            start = np.maximum(over, done[-2] if layer else over)
+            over = np.full(ROWS, start.max() + 0.5 * MS)
+            calls.append(("all_gather", start, start, over))
+            done.append(np.maximum(done[-1], over) + 3 * MS * noise[step, layer] * (1 + longer * late))
+        computed = done[-1]
+        for layer in range(LAYERS):
+            launched = start = over if layer else np.maximum(over, done[-2])
+            over = np.full(ROWS, start.max() + 0.5 * MS)
+            calls.append(("all_gather", launched, start, over))
+            start = computed = np.maximum(computed, over) + 6 * MS * noise[step, LAYERS + layer]
+            over = np.full(ROWS, start.max() + 0.5 * MS)
+            calls.append(("reduce_scatter", launched + 0.02 * MS, start, over))
+        computed = over
+    kinds, launched, start, stop = (np.array(one) for one in zip(*calls, strict=True))
+    at, rank = (axis.ravel() for axis in np.indices(start.shape))
+    collectives = table(
+        "collectives",
+        rank=rank,
+        comm=7,
+        seq=at,
+        step=at // (3 * LAYERS),
+        op=kinds[at],
+        start_ns=(start.ravel() + 1e9).astype(np.int64),
+        duration_ns=(stop - start).ravel().astype(np.int64),
+        enqueue_ns=(launched.ravel() + 1e9 - 0.05 * MS).astype(np.int64),
+        bytes=1 << 20 | at % (3 * LAYERS) << 4,
+        flags=GPU_TIME,
+    )
+    starts = np.array(began).T / MS
+    took = np.diff(starts, axis=1, append=starts[:, -1:] + 60) - 0.2
+    own = 0.5 + 0.9 * (late[:, None] & (np.arange(STEPS) // 20 == 3))
+    steps = rows_of("steps", start_ns=starts + 1000, duration_ns=took, input_ns=own)
+    return made(ROWS, steps=[steps], collectives=[collectives], source="a trace"), float(over[0])
+
+
+@pytest.mark.parametrize(("copy", "longer"), [(2.0, 0.0), (0.0, 0.7)])
+def test_a_wait_in_a_gather_costs_only_what_the_others_do_not_compute_meanwhile(copy: float, longer: float) -> None:
+    """A rank that is 2 ms late once is that late for each layer's gather; the layers hide all but the last."""
+    (job, took), (_, calm) = _sharded(copy, longer), _sharded(0.0, 0.0)
+    (verdict,) = judge(job).verdicts
+    assert verdict.ranks == (1,)
+    assert verdict.cost_ms_per_step == pytest.approx((took - calm) / STEPS / MS, rel=0.2)
 
 
 @pytest.mark.parametrize("waits", [False, True])
