@@ -90,7 +90,11 @@ SECTIONS: dict[Any, tuple[str, dict[str, str]]] = {
     ),
     contract.StepLimit: (
         "job.bound",
-        {"by": f"one of {', '.join(f'`{one}`' for one in contract.BOUNDS)}", "evidence": "the figures behind it"},
+        {
+            "by": f"one of {', '.join(f'`{one}`' for one in contract.BOUNDS)}",
+            "evidence": "the figures behind it",
+            "cost_ratio": "its part of the mean step; `null`: not `checkpoint`",
+        },
     ),
     contract.Stall: (
         "job.stalls[]",

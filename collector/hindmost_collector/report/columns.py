@@ -111,14 +111,14 @@ def says(report: Mapping[str, Any], do: str) -> bool:
     return any(do in line for verdict in report["verdicts"] for line in verdict.get("advice") or ())
 
 
-#: A verdict that costs this share of the step stands before a limit, which is reported from half of the time on.
+#: A verdict that costs this share of the step stands before ranks that share too few CPUs.
 _BEFORE_A_LIMIT = 0.25
 
 
 def limits_more(report: Mapping[str, Any]) -> bool:
     """Whether what limits the job is reported first: of one rank, which no verdict compares; and of ranks that share
-    too few CPUs, or write files, where that takes much more of the step than any verdict says. What other processes
-    take comes after what can be changed in the job."""
+    too few CPUs, or write files, where that takes more of the step than any verdict says. What other processes take
+    comes after what can be changed in the job."""
     job, verdicts = report["job"], report["verdicts"]
     limit = job.get("bound") or {"by": "unknown", "evidence": ""}
     if len(report["ranks"]) == 1 and all(map(unsure, verdicts)):
@@ -126,7 +126,7 @@ def limits_more(report: Mapping[str, Any]) -> bool:
     costs = [verdict["cost_ratio"] for verdict in verdicts if verdict.get("cost_ratio")]
     costs += [1.0] * bool(job.get("stalls") or job.get("slowed"))
     first = limit["by"] in ("cpu", "checkpoint") and OTHERS_USE not in limit["evidence"]
-    return first and max(costs, default=0.0) < _BEFORE_A_LIMIT
+    return first and max(costs, default=0.0) < (limit.get("cost_ratio") or _BEFORE_A_LIMIT)
 
 
 _DO_ON = {

@@ -102,7 +102,7 @@ SECTIONS: dict[str, Section] = {
     "limits": Section(
         "What limits the job",
         {
-            "bound": Table("What limits the typical step.", "by, evidence"),
+            "bound": Table("What limits the typical step.", "by, evidence, cost_ratio=of the mean step:ratio"),
             "achieved": Table(
                 "The mean GPU in the steps, by NVIDIA's monitor: operations of bf16 or fp16 (of TF32 half). Below the"
                 " ridge, in operations a byte, memory is the limit. MFU is of --flops-per-sample.",

@@ -178,10 +178,11 @@ class WhatIf:
 
 @dataclass(frozen=True)
 class StepLimit:
-    """What the typical step is bound ``by``, and what shows it: one of :data:`BOUNDS`."""
+    """What the typical step is bound ``by``, one of :data:`BOUNDS`; what shows it; and its part of the mean step."""
 
     by: str
     evidence: str
+    cost_ratio: float | None = None
 
 
 @dataclass(frozen=True)

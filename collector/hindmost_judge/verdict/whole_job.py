@@ -347,8 +347,9 @@ def _of_saving(named: Sequence[Verdict], seen: Overview | None, least: float) ->
     writes = seen.saves >= cost  # less is no part of it
     who = names(seen.ranks[writes.any(axis=1)].tolist())
     often = f"{np.count_nonzero(writes.any(axis=0))} of {len(seen.steps)} steps"
+    share = cost / seen.step
     return StepLimit(
-        "checkpoint", f"{who} in {often}, which takes {ms(cost)} of the mean step ({percent(cost / seen.step)})"
+        "checkpoint", f"{who} in {often}, which takes {ms(cost)} of the mean step ({percent(share)})", share
     )
 
 

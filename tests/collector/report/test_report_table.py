@@ -265,6 +265,13 @@ def test_a_report_without_verdicts_is_read() -> None:
     assert columns.limits_more(report() | {"verdicts": [], "job": {"bound": {"by": "cpu", "evidence": ""}}})
 
 
+@pytest.mark.parametrize(("size", "every", "first"), [(0.35, 12, "SLOW"), (0.2, 7, "LIMITED")])
+def test_checkpoints_stand_before_what_costs_less(size: float, every: int, first: str) -> None:
+    """Whichever of the two takes more of the step is reported first."""
+    job = Scenario(2, 150, 3, step_ms=100.0, checkpoint_every=every, faults=(Fault("compute", (1,), size),))
+    assert text.render(judge(simulate(job).run).to_dict()).splitlines()[1].split()[0] == first
+
+
 def test_a_fault_that_comes_again_is_one_verdict() -> None:
     """Its other steps and their costs stand with it; costs of different steps may be added."""
     slow = {"kind": "straggler", "cause": "compute", "ranks": [1], "cost_ms_per_step": 4.0, "cost_ratio": 0.4}
