@@ -55,6 +55,18 @@ def test_a_stall_of_a_job_that_went_on_is_new() -> None:
         assert line in " ".join(text.render(found | jobs, width=200).split())
 
 
+@pytest.mark.parametrize(("rank", "seconds"), [(5, 0.5), (2, 270.0)])
+def test_stalls_of_other_ranks_or_another_length_are_gone_and_new(rank: int, seconds: float) -> None:
+    """Nothing of A is still there: what B has is no part of it."""
+    found = compare(job(1), job(2))
+    stalls = {"a": (2, 0.5), "b": (rank, seconds)}
+    for run, (who, lasts) in stalls.items():
+        found[run] |= {"duration_s": 400.0, "stalls": [{"since_s": 3.0, "until_s": 3.0 + lasts, "ranks": [who], "node": None}]}
+    lines = [line.split()[:4] for line in text.render(found, width=200).splitlines()]
+    hung = [line[::3] for line in lines if "HUNG" in line]
+    assert hung == [["NEW", f"{seconds:.1f}"], ["GONE", "0.5"]]
+
+
 def test_a_verdict_in_one_line_says_once_since_when() -> None:
     """Its cost is of the same steps."""
     shown = text.render(compare(job(), job(2, faults=[SLOW | {"from": 60}])), width=200)

@@ -582,11 +582,20 @@ def _changes(found: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     return [*_of_stalls(found), *new, *gone, *in_both, *only]
 
 
+#: Stalls of the same ranks that cost up to so many times as much in the other run are the same trouble.
+_ALIKE_STALLS = 2.0
+
+
 def _of_stalls(found: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """Stops of a job that went on after them: those of B, else of A."""
-    a, b = (found[run].get("stalls") for run in "ab")
-    label, style = (("STILL", "") if a else ("NEW", _WORSE)) if b else ("GONE", _BETTER)
-    return [(label, style, stalled(found["b" if b else "a"]))] if a or b else []
+    """Stops of a job that went on after them; still there where the same ranks stop for about the same part of it."""
+    stalls = [found[run].get("stalls") or () for run in "ab"]
+    who_a, who_b = ({rank for one in of_run for rank in one["ranks"]} for of_run in stalls)
+    seconds = [sum(one["until_s"] - one["since_s"] for one in of_run) for of_run in stalls]
+    least, most = sorted(lost / (found[run].get("duration_s") or 1.0) for lost, run in zip(seconds, "ab", strict=True))
+    if all(stalls) and who_a == who_b and most <= _ALIKE_STALLS * least:
+        return [("STILL", "", stalled(found["b"]))]
+    both = (("NEW", _WORSE, "b"), ("GONE", _BETTER, "a"))
+    return [(label, style, stalled(found[run])) for label, style, run in both if found[run].get("stalls")]
 
 
 def _covers(new: Mapping[str, Any], gone: Mapping[str, Any]) -> bool:
