@@ -124,7 +124,7 @@ class _IoWatch:
 
 @register
 class ProcessIo(RankFiles):
-    """What ranks of this node read from storage and wrote; `process_children` has calls, and those of its workers."""
+    """Storage that ranks read and wrote. `process_children` counts read calls, of DataLoader workers too."""
 
     name = "process_io"
     period = 5.0
@@ -396,7 +396,7 @@ class ProcessChildren(Sampler):
         self._sums: defaultdict[tuple[int, int], Sums] = defaultdict(Sums)
         self._known: dict[tuple[int, int], list[int]] = {}
         self._mounts: defaultdict[tuple[int, int], set[tuple[str, str]]] = defaultdict(set)
-        self._calls: dict[tuple[int, int], dict[int, float]] = {}
+        self._calls: dict[tuple[int, int], dict[int, tuple[float, float, bool]]] = {}
         self._samples = 0
 
     def sample(self) -> list[float]:
@@ -427,7 +427,9 @@ class ProcessChildren(Sampler):
         if pids is not None:
             found = _added_up(proc, who, children, self._sums[key], files)
             for metric, place in ((READ_CALLS, _CALLS), (READ_ANY, _ASKED)):
-                found[series(metric, *who)] = self._grown(key, place, sum(counts[place] for counts in files.values()))
+                own, *workers = (counts[place] for counts in files.values())
+                total = own + sum(count for count in workers if not math.isnan(count))
+                found[series(metric, *who)] = self._grown(key, place, total)
         main = _stat_of(proc, rank.pid)
         states = {rank.pid: main} if main is not None else {}
         blocked = [pid for pid, one in (states | children).items() if one.state == UNINTERRUPTIBLE]
@@ -438,15 +440,20 @@ class ProcessChildren(Sampler):
         return found
 
     def _grown(self, key: tuple[int, int], place: int, total: float) -> float:
-        """The total of a rank and its live descendants, never less than before; missing where one is.
+        """The total of a rank and its live descendants, never less than before; missing where the rank's own is.
 
         The kernel's count of a process includes the children that it waited for. One that has just ended is in neither.
+        What is still missing at the next sample never comes: the rank ignores SIGCHLD.
         """
         if math.isnan(total):
             return NAN
-        highest = self._calls.setdefault(key, {})
-        highest[place] = max(total, highest.get(place, 0.0))
-        return highest[place]
+        places = self._calls.setdefault(key, {})
+        gone, highest, fell = places.get(place, (0.0, 0.0, False))
+        missing = highest - gone - total
+        if fell and missing > 0:
+            gone += missing
+        places[place] = (gone, max(highest, gone + total), missing > 0)
+        return places[place][1]
 
 
 def _stat_of(proc: Path, pid: int) -> Stat | None:

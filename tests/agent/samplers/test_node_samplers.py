@@ -112,6 +112,29 @@ def test_reads_of_a_worker_count_once_before_and_after_it_is_waited_for(host: Ho
     assert read(sampler)[of] == 41
 
 
+def test_reads_are_counted_on_after_a_worker_that_is_never_waited_for(host: Host) -> None:
+    """The kernel adds nothing to a rank that ignores SIGCHLD."""
+    folder = host.proc / str(PID)
+    thread(folder, PID, "python", 100, 0.0, children="5000 ")
+    write(folder, {"stat": stat(PID, "python", 100), "io": IO})
+    write(worker(host, 5000, 10), {"io": IO.replace("7", "30")})
+    sampler, of = ProcessChildren(host), ("hindmost_process_read_calls_total", "j", "0")
+    read(sampler)
+    gone(host.proc / "5000")
+    assert [read(sampler)[of] for _ in range(2)] == [37, 37]
+    write(folder, {"io": IO.replace("7", "17")})
+    assert read(sampler)[of] == 47
+
+
+def test_a_worker_whose_reads_are_out_of_reach_hides_none_of_its_rank(host: Host) -> None:
+    """It may run as another user."""
+    folder = host.proc / str(PID)
+    thread(folder, PID, "python", 100, 0.0, children="5000 ")
+    write(folder, {"stat": stat(PID, "python", 100), "io": IO})
+    write(worker(host, 5000, 10), {"io": ""})
+    assert read(ProcessChildren(host))["hindmost_process_read_calls_total", "j", "0"] == 7
+
+
 def test_a_worker_of_a_new_epoch_is_seen_at_the_next_sample(host: Host) -> None:
     """Workers begin and end with each epoch; those of the rank's main thread are listed in one file."""
     thread(host.proc / str(PID), PID, "python", 100, 0.0)
