@@ -61,7 +61,8 @@ def test_stalls_of_other_ranks_or_another_length_are_gone_and_new(rank: int, sec
     found = compare(job(1), job(2))
     stalls = {"a": (2, 0.5), "b": (rank, seconds)}
     for run, (who, lasts) in stalls.items():
-        found[run] |= {"duration_s": 400.0, "stalls": [{"since_s": 3.0, "until_s": 3.0 + lasts, "ranks": [who], "node": None}]}
+        stall = {"since_s": 3.0, "until_s": 3.0 + lasts, "ranks": [who], "node": None}
+        found[run] |= {"duration_s": 400.0, "stalls": [stall]}
     lines = [line.split()[:4] for line in text.render(found, width=200).splitlines()]
     hung = [line[::3] for line in lines if "HUNG" in line]
     assert hung == [["NEW", f"{seconds:.1f}"], ["GONE", "0.5"]]
