@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hindmost.daemon_process import FULL_PERIOD_S
@@ -28,7 +30,7 @@ from hindmost_collector.page.history import cells_of
 from hindmost_collector.serve.credentials import Door
 from hindmost_collector.serve.endpoints import Endpoints
 from hindmost_collector.serve.http import Page
-from hindmost_collector.store.parquet.compaction import Retention, Upkeep
+from hindmost_collector.store.parquet.compaction import MANY_SEGMENTS, Retention, Upkeep
 from hindmost_collector.store.parquet.store import ParquetStore
 from hindmost_collector.store.recorder import WAIT_S
 from hindmost_collector.store.remote_write import RemoteWrite
@@ -45,9 +47,9 @@ log = logging.getLogger(__name__)
 
 #: Between rounds of compaction and retention.
 UPKEEP_S = 30.0
-#: So many rounds are put off while cores are full: of retention, which keeps a disk from filling; and of compaction,
-#: for a day. That takes more CPU time than all flushes, and a job's end mostly comes before.
-PUT_OFF, MERGE_PUT_OFF = 10, 2880
+#: So many rounds are put off while cores are full. In the next one tables of many segments have so many merges:
+#: compaction takes more CPU time than all flushes.
+PUT_OFF, MERGES = 10, 2
 #: A series whose agent has not sent for this long has no value.
 STALE_NS = 120_000_000_000
 #: An agent without a stream is forgotten after an hour. A schema without samples is forgotten after ten minutes: each
@@ -64,18 +66,22 @@ async def tend(components: Components) -> None:
     while True:
         await asyncio.sleep(UPKEEP_S)
         prune(components)
-        put_off = (put_off + 1) % MERGE_PUT_OFF if components.cores_are_full() else 0
-        if put_off % PUT_OFF or upkeep is None or components.recorder.hangs_s:
+        full = components.cores_are_full()
+        put_off = (put_off + 1) % PUT_OFF if full else 0
+        if put_off or upkeep is None or components.recorder.hangs_s:
             continue
-        # retention holds whatever became of compaction, and is what makes room on a full disk
-        for piece in (upkeep.expire,) if put_off or components.recorder.failing else (upkeep.compact, upkeep.expire):
-            await _repeat(components, piece)
+        if not components.recorder.failing:
+            few = partial(upkeep.compact, MANY_SEGMENTS)
+            await (_repeat(components, few, MERGES) if full else _repeat(components, upkeep.compact))
+        await _repeat(components, upkeep.expire)  # whatever became of compaction: it makes room on a full disk
 
 
-async def _repeat(components: Components, piece: Callable[[], int]) -> None:
+async def _repeat(components: Components, piece: Callable[[], int], most: int = sys.maxsize) -> None:
     """Do a piece of upkeep until nothing is left to do; what fails is tried again in the next round."""
     try:
-        while await components.shielded.whole(asyncio.to_thread(_counted, components, piece)):
+        for _ in range(most):
+            if not await components.shielded.whole(asyncio.to_thread(_counted, components, piece)):
+                break
             await asyncio.sleep(1.0)
     except (OSError, HindmostError) as error:
         log.warning("maintenance of the store failed and will be retried: %s", error)

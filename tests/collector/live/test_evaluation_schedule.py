@@ -233,11 +233,11 @@ async def test_writing_waits_while_ranks_start_and_while_cores_are_full(began_s:
     assert collector.flush_due() is due
 
 
-@pytest.mark.parametrize(("full", "merges"), [(True, 0), (False, 13)])
-async def test_segments_are_merged_while_cores_are_free(
+@pytest.mark.parametrize(("full", "merges"), [(True, 2), (False, 13)])
+async def test_segments_are_merged_little_by_little_while_cores_are_full(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, full: bool, merges: int
 ) -> None:
-    """Merging takes more than all writing. What makes room on the disk is put off for minutes only."""
+    """Merging takes more than all writing, and is bounded in each round, however much there is."""
     store, slept, done = ParquetStore(tmp_path, single=True), [0.0], []
     collector = Collector(Options(out=str(tmp_path)), store)
     collector.cores_are_full = lambda: full
@@ -248,7 +248,7 @@ async def test_segments_are_merged_while_cores_are_free(
             raise asyncio.CancelledError
 
     monkeypatch.setattr(asyncio, "sleep", sleep)
-    monkeypatch.setattr(Upkeep, "compact", lambda _: done.append("merge"))
+    monkeypatch.setattr(Upkeep, "compact", lambda *_: done.append("merge") or full)
     monkeypatch.setattr(Upkeep, "expire", lambda _: done.append("expire"))
     with pytest.raises(asyncio.CancelledError):
         await tend(collector)

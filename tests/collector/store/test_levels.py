@@ -12,7 +12,7 @@ import pytest
 from hindmost.errors import HindmostError
 from hindmost_collector.store import schema
 from hindmost_collector.store.parquet import compaction, segments
-from hindmost_collector.store.parquet.compaction import LEAST_SEGMENTS, Retention, Upkeep
+from hindmost_collector.store.parquet.compaction import LEAST_SEGMENTS, MANY_SEGMENTS, MOST_SEGMENTS, Retention, Upkeep
 from hindmost_collector.store.parquet.store import ParquetStore, read_run
 
 SECOND = 1_000_000_000
@@ -189,6 +189,17 @@ def test_compaction_lets_a_newer_schema_be(store, tmp_path, caplog):
     (said,) = [record.message for record in caplog.records if "is not compacted" in record.message]
     assert said.startswith(f"{directory} is not compacted: ")
     assert said.endswith("was written by a newer hindmost (schema 2): upgrade this one to read it")
+
+
+def test_while_cores_are_full_only_tables_of_many_segments_are_merged(store, tmp_path):
+    """Those of fewer are merged once cores are free, even if nothing was written since."""
+    work = Upkeep(store, Retention())
+    flushes = [[samples((2 * LEAST_SEGMENTS - 1 + number) * FLUSH_S, FLUSH_S)] for number in range(MANY_SEGMENTS + 1)]
+    store.write({("j", "metrics"): flushes[0]}, {})
+    assert [work.compact(MANY_SEGMENTS), work.compact()] == [0, LEAST_SEGMENTS + 1]
+    for rows in flushes[1:]:
+        store.write({("j", "metrics"): rows}, {})
+    assert work.compact(MANY_SEGMENTS) == MOST_SEGMENTS
 
 
 def test_what_was_merged_counts_once_while_both_are_there(store, tmp_path):
