@@ -71,8 +71,8 @@ async def tend(components: Components) -> None:
         if put_off or upkeep is None or components.recorder.hangs_s:
             continue
         if not components.recorder.failing:
-            few = partial(upkeep.compact, MANY_SEGMENTS)
-            await (_repeat(components, few, MERGES) if full else _repeat(components, upkeep.compact))
+            large_tables = partial(upkeep.compact, MANY_SEGMENTS)
+            await (_repeat(components, large_tables, MERGES) if full else _repeat(components, upkeep.compact))
         await _repeat(components, upkeep.expire)  # whatever became of compaction: it makes room on a full disk
 
 
