@@ -54,8 +54,10 @@ class Recurring:
     p_value: float
 
 
-#: Events come at one pace if so many of the times from one to the next are this close to the typical one.
+#: Events come at one pace if so many of the times from one to the next are this close to the typical one, and more than
+#: of random ones are by chance: of these it is that share, and so many hit the mark in one job of a hundred.
 _REGULAR, _CLOSE, _PACED = 0.6, 0.15, 4
+_RANDOM, _BY_LUCK = 2.0 ** (_CLOSE - 1) - 2.0 ** (-_CLOSE - 1), 0.01
 
 
 def begins(steps: Ints) -> Ints:
@@ -69,7 +71,8 @@ def pace(period: Floats, steps: Ints) -> float | None:
     if len(gaps) < _PACED:
         return None
     typical = float(np.median(gaps))
-    regular = np.mean(np.abs(gaps - typical) <= _CLOSE * typical) >= _REGULAR
+    close = int(np.sum(np.abs(gaps - typical) <= _CLOSE * typical))
+    regular = close >= _REGULAR * len(gaps) and tail(close - 1, len(gaps) - 1, _RANDOM) <= _BY_LUCK
     return typical if regular else None
 
 

@@ -526,6 +526,9 @@ _UNNAMED = 0.01
 _MUCH = 0.05
 #: CPUs that two threads share give one of them up to a third less: a rank that needs more does not for its CPU.
 _FOR_ITS_CPU = 0.33
+#: Rare steps that are twice as long, or more, and in which ranks wait for so much of the time, clear no rank: these may
+#: be stalls, planned or not.
+DEAR = 0.1
 #: The least share of a step that is shown as more than 0.0 %.
 _SHOWN = 0.0005
 #: A rank is last as often as another if it is in this share of the other's collectives.
@@ -534,8 +537,8 @@ _AS_OFTEN = 0.95
 _MOSTLY = 0.5
 #: Ranks are last in turn if none is waited for this many times as long as the mean one.
 _UNEVEN = 2.0
-#: The steps in which others wait are counted where this share of the wait is in this share of the steps.
-_MOST_OF_IT, _RARELY = 0.9, 0.1
+#: Steps are counted where this share of what others wait beyond the usual is in this share of the steps.
+_MOST_OF_IT, _RARELY = 0.9, 0.2
 #: Share of the collectives that such a rank enters last where no scheduler makes it late.
 _NEARLY_ALWAYS = 0.75
 #: What would say whether a rank is slow, and why.
@@ -583,8 +586,8 @@ def balanced(
         found = [f"{who} of collectives; {wait}" for who, wait in zip(found, waits, strict=True)]
         sure = False
     if blocks.alone is not None and blocks.alone.any():
-        found = _among_alone(blocks, blocks.alone, max(_MUCH, least) * blocks.step_ns)
-        found, sure = found or ["ranks differ in work: which is slow is not known"], False
+        among, cleared = _among_alone(blocks, blocks.alone, max(_MUCH, least))
+        found, sure = [*found, *among] if cleared else among, sure and cleared
     if needs is not None:
         row, most = _most(needs)
         usual = float(median(needs.self_time))
@@ -606,21 +609,37 @@ def balanced(
         overlapped = ", overlapped with computing" if blocks.overlapped else ""
         found.append(f"transfers: {ms(transfers * blocks.step_ns)} per step ({percent(transfers)}{overlapped})")
     if unequal:
-        found.insert(1, f"{RANKS_WAIT} {ms(wasted)} per step for the last to arrive, {last_in_turn(blocks)}")
+        line, rare = _waiting(blocks, wasted)
+        dear = needs is None and rare >= DEAR
+        found.insert(not dear, line)
+        sure = sure and not dear
     return found, sure
 
 
-def _among_alone(blocks: Blocks, alone: Array, least: float) -> list[str]:
-    """Which of the ranks that alone do their work takes longest beyond one that makes the same calls, by ``least``."""
+def _could_save(blocks: Blocks) -> Floats:
+    """[R] share of the step that a rank's repair saves at most: its own work, or what the busiest other rank leaves."""
+    own = or_zero(median(blocks.self_time, axis=1)) / blocks.step_ns
+    busiest = np.array([np.delete(own, row).max() for row in range(len(own))])
+    return np.maximum(np.minimum(own, 1.0 - busiest), 0.0)
+
+
+def _among_alone(blocks: Blocks, alone: Array, least: float) -> tuple[list[str], bool]:
+    """Which of the ranks that alone do their work takes longest beyond one that makes the same calls.
+
+    And whether all are cleared: the repair of none saves a share ``least`` of the step.
+    """
     assert blocks.kind is not None  # noqa: S101 - comes with alone
+    saves = float(_could_save(blocks)[alone].max())
+    if saves < least:
+        return [f"ranks differ in work, but making any of them faster saves {percent(saves)} at most"], True
     own, kind = or_zero(median(blocks.self_time, axis=1)), blocks.kind
     fastest = np.array([np.flatnonzero(kind == one)[np.argmin(own[kind == one])] for one in kind])
     row = int(np.argmax(np.where(alone, own - own[fastest], 0.0)))
-    if own[row] - own[fastest[row]] < least:
-        return []
+    if own[row] - own[fastest[row]] < least * blocks.step_ns:
+        return ["ranks differ in work: which is slow is not known"], False
     slow, fast = (f"{ms(float(own[one]))}" for one in (row, fastest[row]))
     who, other = int(blocks.ranks[row]), int(blocks.ranks[fastest[row]])
-    return [f"rank {who} is suspected: it works {slow} per step, rank {other} with the same calls {fast}"]
+    return [f"rank {who} is suspected: it works {slow} per step, rank {other} with the same calls {fast}"], False
 
 
 #: How a sentence begins that says that the job's CPUs are mostly used by others.
@@ -660,21 +679,36 @@ def _last_on_shared_cpus(blocks: Blocks, last: str, *, queued: bool) -> tuple[st
     return f"{late}; the cause was not measured", not unsure
 
 
+def _waiting(blocks: Blocks, wasted: float) -> tuple[str, float]:
+    """What ranks wait for the last, ``wasted`` ns a step, and the share of the time that it is in rare, long steps."""
+    each, longer = average(blocks.period), or_zero(blocks.period - blocks.step_ns)
+    stalled = average(np.where(longer >= blocks.step_ns, longer, 0.0))
+    rare = min(_rare_waits(blocks)[1] * wasted, stalled) / each
+    share = f" ({percent(wasted / each)})" if rare >= DEAR else ""
+    return f"{RANKS_WAIT} {ms(wasted)} per step{share} for the last to arrive, {last_in_turn(blocks)}", rare
+
+
 def last_in_turn(blocks: Blocks) -> str:
-    """Whether ranks take turns in being last; else which is waited for most."""
+    """Whether ranks take turns in being last, else which is waited for most; and in how many steps, if in few."""
     row, caused = waited_for_most(blocks), or_zero(blocks.caused).sum(axis=1)
-    if row is None:
-        most = float(caused.max() / max(caused.sum(), 1.0))
-        uneven = most * len(caused) >= _UNEVEN
-        return (
-            f"{percent(most)} of it for rank {blocks.ranks[caused.argmax()]}"
-            if uneven
-            else "a different rank each time"
-        )
-    caused = np.sort(or_zero(blocks.caused[row]))[::-1]
-    steps = int(np.searchsorted(np.cumsum(caused), _MOST_OF_IT * caused.sum())) + 1
-    rarely = f", in {steps} of {len(caused)} steps" if steps <= max(_RARELY * len(caused), 1) else ""
-    return f"mostly rank {int(blocks.ranks[row])}{rarely}"
+    often, part = _rare_waits(blocks)
+    which = f", {'' if part >= _MOST_OF_IT else f'{percent(part)} of it '}in {often} of {blocks.caused.shape[1]} steps"
+    rarely = which if often and part >= _MOSTLY else ""
+    if row is not None:
+        return f"mostly rank {int(blocks.ranks[row])}{rarely}"
+    most = float(caused.max() / max(caused.sum(), 1.0))
+    uneven = most * len(caused) >= _UNEVEN
+    who = f"{percent(most)} of it for rank {blocks.ranks[caused.argmax()]}" if uneven else "a different rank each time"
+    return who + rarely
+
+
+def _rare_waits(blocks: Blocks) -> tuple[int, float]:
+    """In how many steps ranks wait most of what they do beyond the usual, and its part of all waiting; 0 if in many."""
+    caused = or_zero(blocks.caused).sum(axis=0)
+    beyond = np.sort(np.maximum(caused - np.median(caused), 0.0))[::-1]
+    often = int(np.searchsorted(np.cumsum(beyond), _MOST_OF_IT * beyond.sum())) + 1
+    seldom = beyond.any() and often <= max(_RARELY * len(caused), 1)
+    return (often, float(beyond.sum() / caused.sum())) if seldom else (0, 0.0)
 
 
 def waited_for_most(blocks: Blocks) -> int | None:
