@@ -43,7 +43,7 @@ from hindmost_judge.verdict.intermittent import of_stalls
 from hindmost_judge.verdict.schema import LATE, QUIET, STOPS, UNSURE, Report, Verdict
 from hindmost_judge.verdict.slow_ranks import of_links, of_slowdowns
 from hindmost_judge.verdict.stops import of_mismatch, of_parted
-from hindmost_judge.verdict.whole_job import balanced, may_be_slow, step_limit
+from hindmost_judge.verdict.whole_job import balanced, may_be_slow, saving_note, step_limit
 from hindmost_judge.whatif import savings, waste
 from hindmost_judge.whatif.operation_graph import judge_operations
 
@@ -116,8 +116,11 @@ def _of_those_that_meet(run: Run, settings: Settings) -> Report:
     notes = [*endings.undelivered(run), *notes, *stopped.note(run, found, stalls)]
     what_if = summary.what_if(run, blocks, found)
     bound = step_limit(blocks, found, settings, partial(_cpu_use, run, blocks), seen)
+    saving = [note for note in notes if note.endswith(wording.SAVING)]
     if bound is not None and bound.by == "checkpoint":  # which says it
-        notes = [note for note in notes if not note.endswith(wording.SAVING)]
+        notes = [note for note in notes if note not in saving]
+    elif not saving:
+        notes += saving_note(found, seen)
     return Report(
         job=replace(summary.job(run, blocks), bound=bound, stalls=stalls, slowed=slower),
         verdicts=_in_order(found),

@@ -18,7 +18,7 @@ from hindmost_judge.causes.table import FILES, OFF
 from hindmost_judge.causes.telemetry import Metrics, once_a_run, typical
 from hindmost_judge.encoding import codes
 from hindmost_judge.model import Run
-from hindmost_judge.stats.robust import or_zero, peers_median
+from hindmost_judge.stats.robust import median, or_zero, peers_median
 from hindmost_judge.types import Floats
 
 #: Evidence of blocks that hold needed time instead of a delay.
@@ -187,6 +187,13 @@ def off_the_cpu(blocks: Blocks) -> Blocks | None:
     else:
         found = _judged_by(np.maximum(cpu_wait.off_cpu_in_whole_steps(blocks), 0.0), blocks)
     return replace(found, parts=blocks.parts, evidence=OFF) if found is not None else None
+
+
+def cpu_pace(blocks: Blocks) -> float:
+    """What a ms of CPU time takes the typical rank, ms, with its wait for a CPU; NaN where that is unknown."""
+    parts = [blocks.parts.get(name) for name in ("self_cpu", "self_runqueue")]
+    used, queued = (float("nan") if part is None else float(median(median(part, axis=1))) for part in parts)
+    return (used + queued) / max(used, 1.0)
 
 
 def between_collectives(blocks: Blocks) -> bool:

@@ -107,17 +107,22 @@ def in_collectives(blocks: Blocks, settings: Settings) -> Blocks:
     """The same with what a rank held up when it was stopped inside collectives as a delay of its own.
 
     All ranks leave such a collective late and alike. Only samples say whose stop it was: where they show one rank
-    stopped, as often as these delays last, and the delays are of one size.
+    stopped, as often as these delays last, alone or with those between collectives, and they are of one size.
     """
     rows = stopped_rows(blocks)
     if len(rows) != 1 or blocks.overlapped or np.isnan(blocks.transfer).all(axis=0).any():
         return blocks
-    extra = np.zeros_like(blocks.delay)
+    least, extra, stops = settings.stall_effect * blocks.step_ns, np.zeros_like(blocks.delay), blocks.delay.copy()
     extra[rows[0]] = np.nanmin(blocks.transfer, axis=0) - median(np.nanmin(blocks.transfer, axis=0))
-    found = recurring_events.find(extra, settings.stall_effect * blocks.step_ns, settings.min_stalls, rows)
-    steps = found[0].steps if found else np.zeros(0, np.int64)
-    if not found or not bears_out(blocks, rows[0], float(extra[rows[0], steps].sum() / np.nansum(blocks.period))):
+    stops[rows] = np.maximum(or_zero(stops[rows]), 0.0) + extra[rows]
+    for series in (extra, stops):
+        found = [one for one in recurring_events.find(series, least, settings.min_stalls, rows) if one.row == rows[0]]
+        steps = found[0].steps if found else np.zeros(0, np.int64)
+        if found and bears_out(blocks, rows[0], float(series[rows[0], steps].sum() / np.nansum(blocks.period))):
+            break
+    else:
         return blocks
+    steps = steps[extra[rows[0], steps] >= least]
     late, stopped = np.zeros_like(extra), np.zeros_like(blocks.intervals)
     late[:, steps] = extra[:, steps]
     stopped[:, np.searchsorted(blocks.interval_step, steps)] = extra[:, steps]

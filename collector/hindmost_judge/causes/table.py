@@ -103,7 +103,7 @@ def explain(blocks: Blocks, row: int, columns: Array, settings: Settings, betwee
         return Cause("unknown")
     fractions = {name: float(np.clip(ns / delay, 0.0, 1.0)) for name, ns in shares.items()}
     listed = tuple(sorted(shares.items(), key=lambda item: -item[1]))
-    queued = min(_queued_with(blocks, row, columns), max(shares.get("compute", 0.0), 0.0))
+    queued = min(queued_with(blocks, row, columns), max(shares.get("compute", 0.0), 0.0))
     order = _GPU_FIRST if "gpu_forward" in blocks.parts or blocks.computing is not None else _HOST_FIRST
     for name in order:
         if fractions.get(name, 0.0) >= settings.min_explained:
@@ -248,7 +248,7 @@ def _charge_rest(blocks: Blocks, row: int, columns: Array, found: dict[str, floa
     found["blocked"] = found.get("blocked", 0.0) + more - ran - queued
 
 
-def _queued_with(blocks: Blocks, row: int, columns: Array) -> float:
+def queued_with(blocks: Blocks, row: int, columns: Array) -> float:
     """Ns a step of what counts as computing for which a rank waits for a CPU, measured between collectives."""
     cpu, queue = (blocks.parts.get(name) for name in ("self_cpu", "self_runqueue"))
     if cpu is None or queue is None:
@@ -262,19 +262,18 @@ def _of_processor(blocks: Blocks, row: int, columns: Array, cpu: Floats, runqueu
 
     On a shared machine a rank that computes longer also queues longer. Queueing that peers suffer alike belongs to
     the computing; only what exceeds it is contention of this rank. Peers' queueing shows between their collectives,
-    for the same CPU time, or in their whole process if they spin in collectives meanwhile. A rank that hardly
-    computes longer has no such queueing.
+    for the same CPU time, or in their whole process if they spin in collectives meanwhile. The latter says
+    nothing of a rank that hardly computes longer.
     """
     more = excess_of(cpu, row, columns)
     if runqueue is None:
         return {"compute": more}
     queued = excess_of(runqueue, row, columns)
-    if queued <= 0 or more <= _QUEUE_WITHOUT_WORK * queued:
-        return {"cpu_contention": queued, "compute": more}
     others = np.delete(np.arange(len(blocks.ranks)), row)
     busy = float(median(cpu[np.ix_(others, columns)]))
     usual = float(median(runqueue[np.ix_(others, columns)])) / busy if busy > 0 else 0.0
-    shared = np.clip(max(more * usual, queued * _like_peers(blocks, row, columns)), 0.0, queued)
+    alike = queued * _like_peers(blocks, row, columns) if more > _QUEUE_WITHOUT_WORK * queued else 0.0
+    shared = np.clip(max(more * usual, alike), 0.0, max(queued, 0.0))
     return {"cpu_contention": float(queued - shared), "compute": float(more + shared)}
 
 

@@ -168,12 +168,8 @@ def _at_least(one: Verdict, blocks: Blocks) -> Verdict:
     While a rank computes longer, those that wait for it may keep the CPUs busy, and so do other processes. Then each ms
     of CPU time takes as long as the others' does; else it takes a ms.
     """
-    needs, queue = blocks.parts.get("self_cpu"), blocks.parts.get("self_runqueue")
-    if needs is None or queue is None or one.cost_is == ESTIMATE:
-        return one
-    used, queued = (float(np.nan_to_num(median(median(part, axis=1)))) for part in (needs, queue))
-    times = (used + queued) / max(used, 1.0)
-    if times < _STRETCHED:
+    times = cpu_sharing.cpu_pace(blocks)
+    if one.cost_is == ESTIMATE or not times >= _STRETCHED:
         return one
     line = f"COST is the least: on these full CPUs 1 ms of CPU time costs 1 to {times:.0f} ms"
     return replace(one, cost_is=AT_LEAST, evidence=(*one.evidence, line))
@@ -298,12 +294,14 @@ def no_rank_named(
 
 
 def _queued(blocks: Blocks, row: int, columns: Ints, settings: Settings) -> bool:
-    """Whether a rank's longer wait for a CPU is what makes it late: that is known, and the scheduler's doing."""
+    """Whether a rank's longer wait for a CPU, beyond that for more computing, is what makes it late: that is known,
+    and the scheduler's doing."""
     queue = blocks.parts.get("self_runqueue", blocks.parts.get("runqueue"))
     if queue is None or np.isnan(queue[row, columns]).all():
         return False
     late = average(blocks.delay[row, columns])
-    return table.excess_of(queue, row, columns) >= settings.min_explained * late
+    beyond = table.excess_of(queue, row, columns) - table.queued_with(blocks, row, columns)
+    return beyond >= settings.min_explained * late
 
 
 #: Threads that used less than this part of the rank's fair share of CPUs while it was late were not runnable.

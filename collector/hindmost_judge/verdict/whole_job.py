@@ -353,6 +353,16 @@ def _of_saving(named: Sequence[Verdict], seen: Overview | None, least: float) ->
     )
 
 
+#: Writing that something else outweighs is worth a note from this share of the time on.
+_NOTED_SAVING = 0.03
+
+
+def saving_note(named: Sequence[Verdict], seen: Overview | None) -> list[str]:
+    """What writing files takes of the steps, where something else limits the job."""
+    found = _of_saving(named, seen, _NOTED_SAVING)
+    return [] if found is None else [f"writing files: {found.evidence}. It costs less {wording.SAVING}"]
+
+
 #: A host that launches, or computes, for this share of the step sets its pace; so does one of a job without GPUs.
 _MOST = 0.5
 

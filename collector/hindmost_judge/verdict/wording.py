@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from hindmost_judge.blocks import Blocks, Slowdown, SlowLink, SlowNetwork, Stalls
-from hindmost_judge.causes.cpu_sharing import NEEDS
+from hindmost_judge.causes.cpu_sharing import NEEDS, cpu_pace
 from hindmost_judge.causes.table import FILES, MEASURES, NOW_AND_THEN, OFF, Cause
 from hindmost_judge.model import OTHER, Run
 from hindmost_judge.stats import recurring_events
@@ -600,7 +600,8 @@ def balanced(
             needy = needy if most >= _UNNAMED * blocks.step_ns else f"ranks need the same {work}, within {ms(most)}"
         on_shared, sure = _last_on_shared_cpus(blocks, last, queued=queued)
         found = [needy, *([on_shared] if on_shared else [])]
-        if beyond >= _FOR_ITS_CPU and most >= _NOTHING * blocks.step_ns:  # a large part of nothing costs nothing
+        takes = most * (np.fmax(cpu_pace(blocks), 1.0) if row == waited_for_most(blocks) else 1.0)
+        if beyond >= _FOR_ITS_CPU and takes >= _NOTHING * blocks.step_ns:  # a large part of nothing costs nothing
             typical = median(needs.self_time, axis=1)
             took = f"{work} {ms(typical[row])}, others {ms(float(median(np.delete(typical, row))))}"
             found, sure = [f"{who} is suspected ({took}), but ranks share CPUs, which can cause that too"], False

@@ -211,6 +211,23 @@ def test_one_sample_in_a_stall_that_recurs_shows_a_stop(step: int, cause: str) -
     assert (verdict.kind, verdict.ranks, verdict.cause) == ("intermittent", (1,), cause)
 
 
+def test_stops_inside_a_collective_count_beside_those_before_one() -> None:
+    """All ranks leave such a collective late and alike; with the rank's other stops, samples say whose it was."""
+    before, inside, lasted = (40, 80, 120, 160), (60, 100), SECOND // 2
+    faults = [{"rank": 1, "blocked": 500.0, "from": at, "until": at + 1} for at in before]
+    run = make(Load(ranks=2, steps=200, compute=20.0, faults=faults))
+    calls = run.collectives
+    longer = lasted * np.isin(calls["seq"], inside)
+    later = lasted * (calls["seq"][:, None] > inside).sum(axis=1)
+    moved = {"start_ns": calls["start_ns"] + later, "duration_ns": calls["duration_ns"] + longer}
+    run = replace(run, collectives=calls | moved)
+    arrived = moved["start_ns"][calls["rank"] == 1] / SECOND
+    middles = [*(arrived[[*before]] - 0.25).tolist(), *(arrived[[*inside]] + 0.25).tolist()]
+    verdict = judge(sampled(run, {1: middles}, sorted([*middles, *arrived[::20].tolist()]))).verdicts[0]
+    assert (verdict.kind, verdict.ranks, verdict.cause) == ("intermittent", (1,), "stopped")
+    assert "in 6 of " in verdict.evidence[0]
+
+
 def late_beside_stops(late_from: int, *stopped: int) -> Verdict:
     """The straggler, rank 1, late by 20 ms from this step on; its state is read every third step, stopped at these."""
     fault = {"rank": 1, "blocked": 20.0, "from": late_from}

@@ -616,6 +616,15 @@ def test_a_rank_seen_to_wait_for_a_cpu_is_reported_without_blame(steps: int) -> 
     assert report.notes == ("4 ranks share the 2 CPUs of node0: rank 1 late because of that",)
 
 
+def test_a_rank_that_needs_much_more_on_full_cpus_is_suspected_of_few_steps() -> None:
+    """4 ms are little of a step, but each takes 10 ms there: they are no negligible need."""
+    faults = [{"rank": rank, "runqueue": 45.0 + 36.0 * (rank == 1)} for rank in range(3)]
+    load = Load(ranks=3, steps=24, compute=5.0, transfer=160.0, cpus=CPUS, jostle=20.0)
+    (verdict,) = judge(make(replace(load, faults=[*faults, {"rank": 1, "compute": 4.0}]))).verdicts
+    assert (verdict.kind, verdict.confidence) == ("balanced", 0.5)
+    assert "rank 1 is suspected (CPU and file I/O time 9.2 ms, others 5.2 ms)" in verdict.evidence[0]
+
+
 def test_a_rank_that_sleeps_now_and_then_is_named_at_what_it_costs() -> None:
     """It sleeps 6 ms in some steps; where others are in the queue meanwhile, it costs as much less."""
     costs = []

@@ -89,6 +89,25 @@ def test_a_checkpoint_costs_as_much_where_a_barrier_follows_it() -> None:
     assert not [one for one in report.verdicts if one.ranks]
 
 
+def test_files_that_all_ranks_write_are_a_note_where_cpus_limit_the_job() -> None:
+    """Every 50 steps for 400 ms: a step takes 80 ms, and all wait for a CPU in it. No rank waits for another."""
+    run = loads.make(loads.Load(ranks=2, steps=200, compute=20.0, transfer=50.0))
+    calls, each = run.collectives, np.int64(400e6)
+    start = calls["start_ns"] + (calls["seq"] + 1) // 50 * each
+    writes = calls["seq"] % 50 == 49
+    calls = calls | {"start_ns": start, "self_ns": calls["self_ns"] + each * writes}
+    files = table(
+        "intervals", rank=calls["rank"][writes], name="file_write", start_ns=start[writes] - each, duration_ns=each
+    )
+    queue = "hindmost_process_runqueue_seconds_total"
+    queued = [(queue, f'{{"job": "made", "rank": "{rank}"}}', t, 0.9 * t) for rank in (0, 1) for t in range(15)]
+    report = judge(replace(run, collectives=calls, intervals=files, metrics=loads.metrics(queued)))
+    (note,) = report.notes
+    assert (report.job.bound.by if report.job.bound else None, report.verdicts[0].ranks) == ("cpu", ())
+    assert note.startswith("writing files: ranks 0 and 1 in 4 of ")
+    assert _share(note) == pytest.approx(8 / 80, rel=0.1)
+
+
 @pytest.mark.parametrize("seed", [2, 5])
 def test_a_fault_among_checkpoints_is_named_as_without_them(seed: int) -> None:
     """Of another rank, and of the one that writes."""
