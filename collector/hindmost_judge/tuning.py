@@ -5,6 +5,7 @@ A rule looks at one thing that was recorded. What was not recorded has no rule, 
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -282,13 +283,16 @@ def _too_many_threads(facts: Facts) -> Advice | None:
     libraries = [
         name for name in _OF_LIBRARIES if name in {*dict(job.settings), *re.findall(r"\w+", job.command or "")}
     ]
+    now = dict(job.settings).get("OMP_NUM_THREADS") or next(
+        iter(re.findall(r"OMP_NUM_THREADS=(\d+)", job.command or "")), ""
+    )
     export = " ".join(f"{name}={each}" for name in ("OMP_NUM_THREADS", *libraries))
     return Advice(
         "threads of each rank",
         f"{waiting + used:.1f} threads of the typical rank run or wait for a CPU at a time, its share is {each}"
         f" CPU{'s' * (each > 1)}, and the node's CPUs are {percent(full)} busy",
         f"{DEMAND} times as many threads as CPUs, and CPUs {percent(FULL)} busy",
-        f"`export {export}`: one thread for each CPU of a rank"
+        f"`export {export}`{f', now {now}' * bool(now)}: one thread for each CPU of a rank"
         + (f"; `torch.set_num_threads({each})`, `torch.set_num_interop_threads(1)`" if facts.torch else ""),
         min(waiting / (waiting + used), 1.0),
     )
@@ -373,6 +377,10 @@ def _remote_memory(facts: Facts) -> Advice | None:
     )
 
 
+#: Each has a process and batches of its own.
+_MOST_WORKERS = 16
+
+
 def _workers(facts: Facts) -> Advice | None:
     """More DataLoader workers, or fewer, for ranks that wait for input."""
     share, room = facts.input, facts.cpus_each
@@ -384,6 +392,12 @@ def _workers(facts: Facts) -> Advice | None:
     why = f"{percent(INPUT)} of the step"
     if count < 0.5:
         found, why = "and the typical rank has no worker process", f"{why}, no workers"
+        waits = facts.share("input")
+        if facts.typical("cpu_seconds_total", "rate") < waits / 2:  # workers that wait need no CPU of their own
+            found, wanted = (
+                f"{found}, which would mostly wait",
+                min(math.ceil(waits / max(1.0 - waits, 0.01)), _MOST_WORKERS),
+            )
     elif count > room:
         cpus = f"{room:.0f} CPU{'s' * (room >= 1.5)}"
         found, why = f"and a rank shares {cpus} with its {count:.0f} workers", f"{why}, more workers than CPUs"

@@ -199,6 +199,7 @@ def test_the_page_says_first_what_changed() -> None:
         ("--amp data --lr 1", "data --lr 1", "only A has `--amp`"),
         ("--amp data", "--amp -b 8 out", "only A has `data`; only B has `-b 8`, `out`"),
         ("--betas 0.9 0.9", "--betas 0.9", "only A has `0.9`"),
+        ("-n 2 taskset -c 0 python x", "-n 2 python x", "only A has `taskset -c 0`"),
         ("-np 2 --oversubscribe ./app", "--oversubscribe -np 2 ./app", ""),
     ],
 )

@@ -459,6 +459,17 @@ def test_what_is_about_most_of_the_step_comes_first() -> None:
     assert [one.name for one in found] == ["DataLoader workers", "copies to the GPU"]
 
 
+@pytest.mark.parametrize(("cpu", "workers"), [(0.1, 4), (0.9, 3)])
+def test_workers_that_mostly_wait_are_as_many_as_hide_the_input(cpu: float, workers: int) -> None:
+    """78 ms of input next to 22 ms of the rest take four in turn; else as many as there are CPUs."""
+    (found,) = (
+        one
+        for one in tuning.find(job(*of_ranks(children=0.0, cpu_seconds_total=cpu)), seen(input=78.0), ())
+        if one.name == "DataLoader workers"
+    )
+    assert found.set.startswith(f"`num_workers={workers},")
+
+
 def test_input_that_costs_nothing_needs_no_workers() -> None:
     """GPUs that have work all the while hide it."""
     run = job(*of_ranks(children=0.0))

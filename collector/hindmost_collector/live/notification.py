@@ -72,7 +72,7 @@ class Notification:
         verdict, ended = event["verdict"], bool(event.get("ended"))
         words = of_verdict(verdict, report["ranks"])
         before = "job over: " if ended else _BEFORE[event["event"]]
-        if event["event"] == "closed" and not ended and words.kind in STOPS and not _stands_still(report):
+        if event["event"] == "closed" and not ended and words.kind in STOPS and _goes_on(verdict, report):
             before = "over: the job goes on; it was "
         detail = "" if event["event"] == "closed" else _detail(words, event["event"])
         text = f"{words.sentence}{detail}"
@@ -109,9 +109,11 @@ class Notification:
         return {name: "" if one is None else one_line(str(one)) for name, one in values.items()}
 
 
-def _stands_still(report: Mapping[str, Any]) -> bool:
-    """Whether a report says that its job hangs."""
-    return any(one["kind"] in STOPS for one in report.get("verdicts", ()))
+def _goes_on(stop: Mapping[str, Any], report: Mapping[str, Any]) -> bool:
+    """Whether a job made a later step than that in which it stopped, and does not hang otherwise."""
+    since, until = stop.get("since_step"), stop.get("until_step")
+    later = since is not None and until is not None and until > since
+    return later and not any(one["kind"] in STOPS for one in report.get("verdicts", ()))
 
 
 def _detail(words: RenderedVerdict, event: str) -> str:

@@ -61,7 +61,7 @@ def of(report: Mapping[str, Any], listed: int = _LISTED, path: str = "RUN") -> d
     free = [
         {"without": row["without"], "step_ms": _digits(row["step_ms"]), "saved": _digits(row["saved"])}
         for row in (parts.get("limits") or {}).get("if_free", ())
-        if row["step_ms"] is not None
+        if row["step_ms"] is not None and row["saved"]
     ]
     lists: dict[str, list[Any]] = {
         "verdicts": verdicts,

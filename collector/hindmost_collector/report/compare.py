@@ -360,8 +360,9 @@ def _unlike(a: list[str], b: list[str]) -> str:
         if tag == "equal":
             passed += sum(not one.startswith("-") for one in of_a[i:j])
             continue
-        left.update((passed, one) for one in of_a[i:j])
-        right.update((passed, one) for one in of_b[k:m])
+        for side, words in ((left, of_a[i:j]), (right, of_b[k:m])):
+            program = tag != "replace" and words and not words[0].startswith("-")  # one that starts the rest
+            side.update((passed, one) for one in ([" ".join(words)] if program else words))
     alike = Counter({key: count for key, count in (left & right).items() if key[1].startswith("-")})
     only_a, only_b = (Counter(one for _, one in (side - alike).elements()) for side in (left, right))
     parts = {"only A has": only_a - only_b, "only B has": only_b - only_a, "in another place:": only_a & only_b}

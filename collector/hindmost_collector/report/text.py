@@ -176,20 +176,20 @@ def _verdicts(request: _Request) -> Iterator[RenderableType]:
             why = () if balanced and job.get("to_do") else decisive(one)
             yield labelled("NOTE", "; ".join((one.what, *why) if balanced else why or (one.what,)), "dim")
         elif request.limit_first and ALONE in one.what and not request.explain:
-            yield labelled("NOTE", one.what, "dim")
             yield from (labelled("DO", line) for line in one.do)
+            yield labelled("NOTE", one.what, "dim")
         else:
             yield from _verdict(one, request.width, request.explain)
 
 
 def _pace(request: _Request) -> Iterator[RenderableType]:
-    """The job's pace, who was waited for before the first step, and settings to try."""
+    """Settings to try, the job's pace, and who was waited for before the first step."""
+    for setting in columns.settings(request.report):
+        yield labelled("TRY", setting)
     if pace := sections.in_one_line(request.report.get("sections") or {}):
         yield labelled("PACE", pace)
     for note in request.of_start_up:
         yield labelled("", note)
-    for setting in columns.settings(request.report):
-        yield labelled("TRY", setting)
 
 
 def _more(request: _Request) -> Iterator[RenderableType]:

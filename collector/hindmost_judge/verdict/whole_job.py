@@ -222,7 +222,7 @@ def of_job(
         return []
     waits, for_cpu = float(median(mean(blocks.parts["input"][left]))), float(median(queued[left]))
     without = f"; {percent(for_cpu)} of that is waiting for a CPU, which COST leaves out" if for_cpu >= 0.01 else ""
-    who = "the typical rank" if len(blocks.ranks) > 1 else names(blocks.ranks.tolist())
+    who = _typical_rank(blocks)
     return [
         Verdict(
             kind="input_bound",
@@ -239,6 +239,10 @@ def of_job(
             ),
         )
     ]
+
+
+def _typical_rank(blocks: Blocks) -> str:
+    return "the typical rank" if len(blocks.ranks) > 1 else names(blocks.ranks.tolist())
 
 
 #: What input costs is another figure than what the typical rank waits from this difference of the two on.
@@ -320,7 +324,7 @@ def _of_queue(blocks: Blocks, use: Callable[[], Mapping[str, CpuUse]]) -> StepLi
     typical = float("nan") if used is None else float(median(used))
     uses = "" if used is None else f", and uses {typical:.{1 if typical >= 0.05 else 2}f} CPUs"
     return StepLimit(
-        "cpu", f"the typical rank waits for a CPU {percent(float(median(rates)))} of the time{uses}{whose}"
+        "cpu", f"{_typical_rank(blocks)} waits for a CPU {percent(float(median(rates)))} of the time{uses}{whose}"
     )
 
 

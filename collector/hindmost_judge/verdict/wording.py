@@ -37,7 +37,7 @@ ONE_ANSWER = "one answer of NCCL's RAS shows no hang"
 
 
 #: Which job a command is for where that is not known yet, and which ID that is.
-ANY_JOB, WHICH_ID = "--job again", " (start it with `hindmost run --job-id again`)"
+ANY_JOB, WHICH_ID = "--job NAME", " (start it with `hindmost run --job-id NAME`)"
 
 
 def attach(job: str = "", options: str = "--stacks ") -> str:
@@ -189,7 +189,7 @@ def why(blocks: Blocks, slowdowns: list[Slowdown], cause: Cause) -> list[str]:
     if slowdowns[0].outer is not None:
         found.append(f"in addition to its usual delay of {ms(slowdowns[0].outer.delay)} per step")
     if two := _two(slowdowns[0].delay, cause):
-        found = [f"{TWO_CAUSES}{two}", *found]
+        found = [f"{TWO_CAUSES}{two}", *accounts, *found]
     left = [cause.remark] if cause.remark and cause.cause == "unknown" else []
     return list(dict.fromkeys([*found, *accounts])) + left
 
@@ -362,6 +362,20 @@ def held_up(longer: float) -> list[str]:
     return [f"transfers take {ms(longer)} longer per step on all ranks while it waits for a CPU"] if longer > 0 else []
 
 
+#: A measurement of less of the delay is not shown.
+SHOWN = 0.05
+#: What follows computing of which a part is waiting for a CPU.
+_LENGTHENED = " (needs {} more CPU, which the queue lengthens)"
+
+
+def _adding_up(parts: list[tuple[str, float]], whole: float) -> list[tuple[str, float]]:
+    """Measurements that overlap, ns, as parts of a whole: computing in a file call counts as that call."""
+    found = dict(parts)
+    for name in sorted(found, key=lambda one: (one != "compute", found[one])):
+        found[name] -= min(max(sum(found.values()) - whole, 0.0), found[name])
+    return sorted(((name, ns) for name, ns in found.items() if ns >= SHOWN * whole), key=lambda one: -one[1])
+
+
 def shares(delay: float, cause: Cause, per: str = "per step", what: str = "delay") -> list[str]:
     """What accounts for the delay of a rank, or of the one of several that has the largest; ``per`` step, or stall."""
     if cause.beyond > _MORE:
@@ -374,12 +388,13 @@ def shares(delay: float, cause: Cause, per: str = "per step", what: str = "delay
     named = cause.cause != "unknown"
     seen = named and cause.cause != "workload"
     shown = [(name, ns) for name, ns in cause.shares_ns if not (seen and name == "idle")]
-    known = [(name, min(ns, delay)) for name, ns in shown if ns >= 0.05 * delay][:3]
+    known = _adding_up([(name, min(ns, delay)) for name, ns in shown if ns >= SHOWN * delay][:3], delay)
     if not known:
         return ["no measurement explains the delay"]
     (first, most), *_ = known
-    queues = first == "compute" and cause.queued >= 0.05 * delay
-    of_computing = f" ({ms(max(most - cause.queued, 0.0))} on a CPU, else queued)" if queues else ""
+    queues = first == "compute" and cause.queued >= SHOWN * delay
+    need = min(max(dict(shown)[first] - cause.queued, 0.0), most)
+    of_computing = _LENGTHENED.format(ms(need)) if queues else ""
     parts = [(MEASURES.get(name, name), ms(ns), of_computing * (name == "compute")) for name, ns in known]
     found = f"{ms(delay)} {what} {per}: " + ", ".join(f"{name} {took}{of}" for name, took, of in parts)
     if len(known) == 1 and parts[0][1] == ms(delay):
@@ -397,7 +412,7 @@ def later_by(whose: str, late: float, need: float, queued: float) -> list[str]:
     if late <= _MORE * need:
         return []
     waits = min(queued, late - need)
-    computing = f"computing {ms(need + waits)} ({ms(need)} on a CPU, else queued)"
+    computing = f"computing {ms(need + waits)}{_LENGTHENED.format(ms(need))}"
     rest = late - need - waits
     return [
         f"{whose}{ms(late)} delay per step: {computing}" + (f", not measured {ms(rest)}" if rest >= 0.05 * late else "")
@@ -445,7 +460,7 @@ def stalls(blocks: Blocks, found: Stalls, cause: Cause, cost: float, first: int)
     has = "has" if len(found.rows) == 1 else "have"
     whose = f"{who} {has} {percent(found.share)} of all stalls in the job" if found.share < _ALL else ""
     which = ", ".join(map(str, blocks.steps[found.stalled].tolist()))
-    events = [f"{count} stalls (steps {which}) do not show a persistent fault"] if count < _FEWEST else []
+    events = [f"only {count} stalls so far: steps {which}"] if count < _FEWEST else []
     return [often, *shares(found.delay, cause, per="in such a step"), whose or "no other rank stalls", *events]
 
 

@@ -125,14 +125,21 @@ def test_a_hang_says_who_waits_and_then_where_the_missing_rank_is() -> None:
     hang = verdict(kind="hang", cause=None, victims=[0, 1, 3], evidence=evidence, cost_ms_per_step=None)
     texts = [
         Notification.of("j", {"event": event, "id": "1", "time_ns": 1, "verdict": hang, **before}, REPORT).text
-        for event, before in (("opened", {}), ("changed", {"before": hang}), ("closed", {}))
+        for event, before in (("opened", {}), ("changed", {"before": hang}))
     ]
     said = "HUNG in step 40: rank 2 on n0 did not arrive"
-    over = f"over: the job goes on; it was {said}"
-    assert texts == [f"{said}; {evidence[0]}; {evidence[1]}", f"changed: HUNG; {evidence[1]}", over]
+    assert texts == [f"{said}; {evidence[0]}; {evidence[1]}", f"changed: HUNG; {evidence[1]}"]
     hang["evidence"] = [evidence[0], number]  # a stopped rank has no stack
     change = {"event": "changed", "id": "1", "time_ns": 1, "verdict": hang, "before": hang}
     assert Notification.of("j", change, REPORT).text == f"changed: HUNG; {evidence[0]}"
+
+
+@pytest.mark.parametrize(("until", "goes_on"), [(None, False), (39, False), (40, False), (41, True)])
+def test_a_job_goes_on_after_a_hang_if_it_made_a_later_step(until: int | None, goes_on: bool) -> None:
+    """One that a signal ended made none."""
+    hang = verdict(kind="hang", cause=None, victims=[0, 1, 3], cost_ms_per_step=None, until_step=until)
+    closed = {"event": "closed", "id": "1", "time_ns": 1, "verdict": hang}
+    assert ("the job goes on" in Notification.of("j", closed, REPORT).text) == goes_on
 
 
 COSTS = "costs 3.9 of 10.0 ms per step (39 %)"

@@ -19,7 +19,7 @@ from hindmost_judge.judge import judge
 from hindmost_judge.settings import DEFAULT, Settings
 from hindmost_judge.timeline import build_blocks
 from hindmost_judge.verdict import wording
-from hindmost_judge.verdict.wording import duration, ms, why
+from hindmost_judge.verdict.wording import duration, ms, shares, why
 
 from tests.recordings import OURS
 from tests.runs import blocks_of, call, made
@@ -95,9 +95,17 @@ def test_what_is_called_computing_is_most_of_the_delay(cpus: int) -> None:
     (found,) = judge(run).verdicts
     assert (found.ranks, found.cause) == ((1,), "compute")
     (line,) = (line for line in found.evidence if " delay per step" in line)
-    said = re.match(r"(.*) ms delay per step(?:, all of it computing|: computing (.*) ms) \((.*) ms on a CPU,", line)
+    said = re.match(
+        r"(.*) ms delay per step(?:, all of it computing|: computing (.*) ms) \(needs (.*) ms more CPU,", line
+    )
     assert said is not None
     assert [float(said[2] or said[1]), float(said[3])] == pytest.approx([8.0, 4.0], abs=0.2)
+
+
+def test_parts_of_a_delay_add_up_to_it() -> None:
+    """What is computed inside a file call is measured twice, and is said once."""
+    found = shares(10e6, Cause("compute", 0.9, None, (("compute", 9e6), ("checkpoint", 3e6), ("cpu_contention", 1e6))))
+    assert found == ["10.0 ms delay per step: computing 6.0 ms, checkpoints 3.0 ms, waiting for a CPU 1.0 ms"]
 
 
 def test_too_little_for_a_cause_is_given_as_its_share() -> None:
