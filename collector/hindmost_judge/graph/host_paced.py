@@ -196,7 +196,8 @@ _ALIKE, _MORE = 0.5, 0.3
 _BY_CHANCE = 2.0
 #: A rank that waits for fewer batches than this is not slow: each of them may be long by chance.
 _OFTEN = 8
-#: Workers of some rank are ahead in so many of the steps. A loop that loads without workers takes its time in each.
+#: Workers of the rank that waits most are ahead in so many of the steps. A loop that loads without workers takes
+#: its time in each.
 _AHEAD = 0.1
 #: Turns seen at least, and share of the steps' time that ranks wait for input on the mean.
 _TURNS, _WAITS = 6, 0.02
@@ -224,8 +225,7 @@ def by_turn(blocks: Blocks, run: Run) -> Blocks:
         return blocks
     *of_steps, pace, alone = loads
     known, often = (np.sum(~np.isnan(load), axis=1)[:, None] >= _OFTEN for load in of_steps)
-    level = median(of_steps[0], axis=1)
-    usual = np.fmin(lower_median(np.where(known[:, 0], level, np.nan), axis=0), lower_median(level, axis=0))
+    usual = lower_median(median(np.where(known | (known.sum() < 2), loads[0], np.nan), axis=1), axis=0)
     lasted = mean_of_turn(np.where(often, loads[1], np.nan), turn)
     period = mean_of_turn(blocks.period[None], turn)[0]
     typical = np.where(np.isnan(lasted), usual, lasted)
@@ -318,7 +318,8 @@ def length(blocks: Blocks) -> int:
     waited = or_zero(inputs).max(axis=0)
     waited = np.minimum(waited, np.quantile(waited, _CLIPPED))
     lags, step = np.arange(1, min(_MOST_WORKERS, len(waited) // _TURNS) + 1), average(blocks.period)
-    if len(lags) < 2 or not waited.mean() >= _WAITS * step or not finds_batches(inputs, step).any():
+    most = inputs[int(np.argmax(or_zero(inputs).mean(axis=1)))]
+    if len(lags) < 2 or not waited.mean() >= _WAITS * step or not finds_batches(most, step):
         return 1
     differs = waited - waited.mean()
     alike = np.array([np.mean(differs[lag:] * differs[:-lag]) for lag in lags]) / max(float(np.mean(differs**2)), 1.0)

@@ -11,7 +11,7 @@ from hindmost_judge.judge import judge
 from hindmost_judge.verdict import summary
 
 from tests.recordings import OURS
-from tests.runs import blocks_of, call, made, rows_of
+from tests.runs import blocks_of
 
 
 @pytest.mark.parametrize("name", ["ddp-observed-clean", "ddp-slow-forward-rank1", "fsdp-stalled-input-rank0"])
@@ -72,28 +72,3 @@ def test_clocks_that_jump_once_in_a_short_job_hide_no_slow_gpu() -> None:
         tables[name] = table | {"start_ns": table["start_ns"] + later}
     (verdict,) = judge(replace(run, **tables)).verdicts
     assert (verdict.ranks, verdict.cause) == ((13,), "gpu_throttle")
-
-
-@pytest.mark.parametrize("slow", [[5], [2, 5]])
-def test_loaders_that_are_waited_for_in_every_step_cost_what_healthy_ones_would_leave(slow: list[int]) -> None:
-    """Two workers of each take turns; those of the other ranks are nearly as slow, and have a batch ready each time."""
-    ranks, steps, workers = 8, 120, 2
-    takes = np.random.default_rng(3).normal(60.0, 3.0, (steps, ranks)) + np.where(
-        np.isin(np.arange(ranks), slow), 12.0, 0.0
-    )
-    ready, taken, begins = np.zeros((steps, ranks)), np.zeros((steps, ranks)), np.zeros((steps, ranks))
-    now, calls = np.zeros(ranks), []
-    for step in range(steps):
-        begins[step], last = now, step - workers
-        began = np.maximum(ready[last], taken[last - workers] if last >= workers else 0.0) if last >= 0 else 28.0 * step
-        ready[step] = began + takes[step]
-        taken[step] = np.maximum(now, ready[step])
-        came = taken[step] + 4.0
-        now = np.full(ranks, came.max() + 1.0)
-        calls.append(call("all_reduce", step, came, now))
-    marks = {"start_ns": begins.T + 10.0, "duration_ns": np.diff(begins, axis=0, append=[now]).T}
-    run = made(ranks, steps=[rows_of("steps", **marks, input_ns=(taken - begins).T)], collectives=calls)
-    verdicts = judge(run).verdicts
-    assert sorted(rank for verdict in verdicts for rank in verdict.ranks) == slow
-    assert {verdict.cause for verdict in verdicts} == {"input"}
-    assert verdicts[0].cost_ms_per_step == pytest.approx(12.0 / workers, rel=0.35)
