@@ -138,7 +138,8 @@ def free(seen: Overview) -> dict[str, float]:
     """
     costs = {"input": cost(seen, "input"), "copies": cost(seen, "h2d")}
     if seen.saves is not None and seen.saves.any() and np.isfinite(seen.period).any():
-        costs["saving"] = float(overview.lengthened(seen.saves, seen.period).mean())
+        saving = float(overview.lengthened(seen.saves, seen.period).mean())
+        costs["saving"] = None if np.isnan(saving) else saving
     costs["communication"] = None if seen.overlapped or not np.isfinite(seen.period).any() else _transfer(seen)
     return {name: (seen.step - ns) / 1e6 for name, ns in costs.items() if ns is not None}
 

@@ -14,7 +14,7 @@ import numpy as np
 from hindmost_judge.blocks import Blocks
 from hindmost_judge.causes.telemetry import Samples
 from hindmost_judge.model import OTHER, PHASES
-from hindmost_judge.stats.robust import or_zero
+from hindmost_judge.stats.robust import median, or_zero
 from hindmost_judge.types import Array, Floats, Ints
 
 #: What a host does in a step that is marked, in this order.
@@ -78,12 +78,14 @@ def saves(parts: Mapping[str, Floats]) -> Floats | None:
 
 
 def lengthened(saves: Floats, period: Floats) -> Floats:
-    """[S] ns by which steps are longer for what a rank ``saves`` [R, S]: beyond the typical step of ``period`` [S].
+    """[S] ns by which steps are longer for what a rank ``saves`` [R, S]: beyond the typical other step of ``period``
+    [S]; NaN where ranks save in all.
 
     What is saved after the last collective of a step holds up the next.
     """
     due = saves.max(axis=0)
-    beyond = or_zero(np.maximum(period - np.nanmedian(period), 0.0))
+    usual = median(np.where(due > _CHECKPOINT * or_zero(period), np.nan, period), axis=0)
+    beyond = or_zero(np.maximum(period - usual, 0.0)) if np.isfinite(usual) else np.full(len(period), np.nan)
     now = np.minimum(beyond, due)
     return np.asarray(now + np.minimum(beyond - now, np.pad((due - now)[:-1], (1, 0))))
 

@@ -20,7 +20,7 @@ from hindmost_judge.causes import loading, stopped
 from hindmost_judge.settings import Settings
 from hindmost_judge.stats import recurring_events
 from hindmost_judge.stats.recurring_events import begins, tail
-from hindmost_judge.stats.robust import FEW_RANKS, MAD_TO_SIGMA, median, or_zero
+from hindmost_judge.stats.robust import MAD_TO_SIGMA, median, or_zero
 from hindmost_judge.timeline import cohorts
 from hindmost_judge.timeline.cohorts import behind_early_ranks
 from hindmost_judge.types import Array, Floats, Ints
@@ -112,11 +112,11 @@ def _large(blocks: Blocks, delay: Floats, settings: Settings) -> list[Stalls]:
 
 
 #: A long stall takes a step or more, and so many times as long as any other rank was ever late. Those of one
-#: disturbance follow each other within so many steps.
-_FAR, _ONE_DISTURBANCE = 4.0, 8
-#: At least so many apart are reported, and one more of fewer than four ranks: by chance two hit the same one too often.
-_FEWEST_LONG = 2
-#: … and of a rank that may serve the others.
+#: disturbance, which lasts so many steps, follow each other within half of that.
+_FAR, _ONE_DISTURBANCE = 4.0, 25
+#: Of jobs with as few random stalls, all of them hit one rank in this share: four of four ranks, three of eight.
+_ALL_OF_ONE = 0.016
+#: Fewest of a rank that may serve the others.
 _FEWEST_OF_SERVER = 4
 #: How sure it is that a rank was waited for that stalled as no other did.
 _SURE_OF_EVENTS = 0.9
@@ -125,15 +125,17 @@ _SURE_OF_EVENTS = 0.9
 def _long_stalls(blocks: Blocks, delay: Floats) -> list[Stalls]:
     """A rank that stalled now and then, each time far longer than any other rank was late [R, S] in the whole run.
 
-    Every other rank waited for it: that is an event, whatever noise there is. So few say nothing of the next one. The
-    first or last rank may save or evaluate for all: its own are more, unless it was stopped.
+    Every other rank waited for it: that is an event, whatever noise there is. Random ones all hit one of R ranks with
+    a chance of R^(1 - events). So few say nothing of the next one. The first or last rank may save or evaluate for
+    all: its own are more, unless it was stopped.
     """
     row = int(np.argmax(delay.max(axis=1)))
     least = max(_FAR * float(np.delete(delay, row, axis=0).max(initial=0.0)), blocks.step_ns)
     steps = np.flatnonzero(delay[row] >= least)
-    apart = np.count_nonzero(np.diff(steps, prepend=-_ONE_DISTURBANCE) >= _ONE_DISTURBANCE)
+    apart = int(np.count_nonzero(np.diff(steps, prepend=-_ONE_DISTURBANCE) > _ONE_DISTURBANCE // 2))
+    apart = min(apart, 1 + int(np.ptp(steps)) // _ONE_DISTURBANCE) if len(steps) else 0
     serves = row in (0, len(delay) - 1) and row not in stopped.stopped_rows(blocks)
-    if apart < (_FEWEST_OF_SERVER if serves else _FEWEST_LONG + (len(delay) < FEW_RANKS)):
+    if len(delay) ** (1.0 - apart) > _ALL_OF_ONE or (serves and apart < _FEWEST_OF_SERVER):
         return []
     return [Stalls((row,), steps, float(median(delay[row, steps])), 1.0, explained_share=_SURE_OF_EVENTS)]
 

@@ -169,9 +169,10 @@ def transfers(run: Run, ranks: Ints) -> Table | None:
         table["enqueue_ns"][indices].astype(np.float64) if "enqueue_ns" in table else np.full(len(indices), np.nan)
     )
     number = table["step"][indices].copy()
-    for rank in np.unique(table["rank"][indices]).tolist():
-        mine = (table["rank"][indices] == rank) & (number < 0)
-        number[mine] = step_at(run.steps, rank, enqueue[mine])
+    unmarked = np.flatnonzero(number < 0)
+    unmarked = unmarked[np.argsort(row[unmarked], kind="stable")]
+    for mine in np.split(unmarked, np.flatnonzero(np.diff(row[unmarked])) + 1) if len(unmarked) else ():
+        number[mine] = step_at(run.steps, int(ranks[row[mine[0]]]), enqueue[mine])
     return {
         "row": row,
         "whom": whom,

@@ -50,19 +50,23 @@ def _computes_after_each(joined: Grid, self_time: Floats, position: Ints, more: 
 
     So it is where hosts wait for each collective; that they launch the next one after it was over proves no such wait.
     Otherwise what is due after a collective goes on while a rank waits in it. A rank with ``more`` [R, K] work in a
-    step waits less and computes longer, either way.
+    step waits less and computes longer, either way. Where steps have one collective, or waits do not vary, launches
+    tell.
     """
     within = np.flatnonzero(np.diff(position) > 0)
     waited, gap = joined.duration[:, within], self_time[:, within + 1]
     known = ~np.isnan(gap) & ~np.isnan(joined.start[:, within])
-    if not known.any() or np.mean(gap[known] > QUEUED_NS) < _EACH:
+    if not known.any():
+        return waits_for_each(joined)
+    if np.mean(gap[known] > QUEUED_NS) < _EACH:
         return False
     for place in np.unique(position[within]):
         mask = position[within] == place
         beyond = more[:, within[mask]] - median(more[:, within[mask]], axis=1)[:, None]
         for block in (waited, gap):
             block[:, mask] = _without(block[:, mask] - median(block[:, mask], axis=1)[:, None], beyond)
-    return traded(waited, gap) < _MEANWHILE
+    share = traded(waited, gap)
+    return waits_for_each(joined) if np.isnan(share) else share < _MEANWHILE
 
 
 #: Share of a rank's remaining delay that must go on to the next place. Delays that start anew at each place correlate

@@ -596,9 +596,12 @@ def balanced(
     latest = np.flatnonzero((lasts > _MOSTLY) & (caused >= max(_MUCH, least) * blocks.step_ns)).tolist()
     known = needs is None and blocks.pipeline is None and sure and not blocks.works_alone(latest)
     if known and caused[latest].sum() > max(_MOSTLY, 1.5 / len(caused)) * caused.sum():  # of two, one always has half
-        found = [f"rank {int(blocks.ranks[one])} is suspected: it is last in {percent(lasts[one])}" for one in latest]
-        waits = [f"others wait {ms(caused[one])} per step for it, typically less" for one in latest]
-        found = [f"{who} of collectives; {wait}" for who, wait in zip(found, waits, strict=True)]
+        who, often = names(blocks.ranks[latest].tolist()), f"{percent(lasts[latest].min())} of collectives"
+        waits = _level(float(median(caused[latest])), caused[latest].tolist())
+        last, it = "are suspected: each is last in at least", "each"
+        if len(latest) == 1:
+            last, it = "is suspected: it is last in", "it"
+        found = [f"{who} {last} {often}; others wait {waits} per step for {it}, typically less"]
         sure = False
     if blocks.alone is not None and blocks.alone.any():
         among, cleared = _among_alone(blocks, blocks.alone, max(_MUCH, least))

@@ -346,7 +346,7 @@ def served(stalls: list[Stalls], blocks: Blocks, found: Sequence[Verdict]) -> tu
         if for_others and one.rows == (0,) and (counted or pace(blocks.period, one.stalled) is not None):
             due = np.where(np.isin(np.arange(len(blocks.steps)), one.stalled), one.delay, 0.0)[None]
             saved = float(stall_saving(blocks, one.rows, one.stalled).mean())
-            note = _note(blocks, np.array([0]), saved, due, _writing(blocks, len(begins(one.stalled))) or _PAUSES)
+            note = _note(blocks, np.array([0]), saved, due, _writing(blocks, one.stalled) or _PAUSES)
             planned.append(Planned((int(blocks.ranks[0]),), saved / 1e6, None, note))
         else:
             left.append(one)
@@ -357,14 +357,25 @@ def served(stalls: list[Stalls], blocks: Blocks, found: Sequence[Verdict]) -> tu
 _SAVED, _MORE = 1 << 20, 10
 
 
-def _writing(blocks: Blocks, times: int) -> _Words | None:
-    """What the first rank does so many ``times``, where its process wrote much, and no other's did."""
-    rate = blocks.gauge("written")
-    if rate is None or np.isnan(rate).any() or rate[0] < _MORE * rate[1:].max():
+def _writing(blocks: Blocks, stalled: Ints) -> _Words | None:
+    """What the first rank does in the steps in which it ``stalled``, where its process wrote much then, and only then.
+
+    No other's did. Where each sample is partly of such a step, when it wrote is not known.
+    """
+    rate, stalls = blocks.gauge("written"), np.isin(np.arange(len(blocks.steps)), stalled).astype(np.float64)
+    found = blocks.samples.per_sample("written", 0, stalls) if blocks.samples is not None else None
+    if found is None or rate is None or np.isnan(rate).any() or rate[0] < _MORE * rate[1:].max():
         return None
-    each = rate[0] * float(or_zero(blocks.period).sum()) / 1e9 / times
+    seconds, wrote, part = found
+    then = part > 0
+    if not then.any() or then.all():
+        return None
+    usual = float(wrote[~then].sum() / seconds[~then].sum())
+    beyond = float(wrote[then].sum() - usual * seconds[then].sum())
+    each = beyond / max(len(begins(stalled)), 1)
     does = f"writes {each / 1e6:,.0f} MB each time, at regular intervals,"
-    return _Words(does, does, wording.SAVING) if each >= _SAVED else None
+    much = each >= _SAVED and beyond >= (_MORE - 1) * usual * seconds[then].sum()
+    return _Words(does, does, wording.SAVING) if much else None
 
 
 def _counted(at: Ints) -> bool:

@@ -17,7 +17,7 @@ from hindmost_judge.stats.robust import peers_median
 from hindmost_judge.timeline.overlap import ahead_of_host, at_most_by_others, is_overlapped, overlapped_delay
 
 from tests.judge.buckets import BUCKETS, RANKS, STEPS, run
-from tests.runs import blocks_of, made, rows_of
+from tests.runs import blocks_of, call, made, rows_of
 
 ROWS = 4
 COLUMNS = 60
@@ -218,6 +218,34 @@ def test_hosts_wait_for_each_collective_if_they_launch_the_next_as_long_after_it
     )
     own = start - np.pad(stop, ((0, 0), (1, 0)))[:, :-1]
     assert is_overlapped(joined, own, columns // 2, columns[::2], None) is not waits
+
+
+def _waits_for_each(places: int, slow: float, transfer: float) -> Run:
+    """Two ranks whose hosts launch each of a step's collectives as they come to it, in ms; rank 1 is slow."""
+    noise, now, calls, begins = np.random.default_rng(1), np.zeros(2), [], []
+    for number in range(60 * places):
+        begins += [now] if number % places == 0 else []
+        came = now + (8.0 * np.exp(noise.normal(0.0, 0.005, 2)) + np.array([0.0, slow])) / places
+        now = np.full(2, came.max() + transfer / places)
+        one = call("all_reduce", number, came, now)
+        calls.append(one | {"enqueue_ns": one["start_ns"] - 20_000, "step": np.full(2, number // places)})
+    marks = np.diff(np.array([*begins, now]), axis=0).T
+    steps = rows_of("steps", start_ns=np.array(begins).T + 10.0, duration_ns=marks)
+    return made(2, steps=[steps], collectives=calls)
+
+
+def test_transfers_of_the_only_collective_of_a_step_are_not_hidden() -> None:
+    """Hosts that launch it as they come to it wait for it."""
+    bound = judge(_waits_for_each(1, 0.0, 10.0)).job.bound
+    assert bound is not None
+    assert bound.by == "communication"
+
+
+def test_who_is_always_last_of_two_costs_all_of_its_delay_where_hosts_wait_for_each_collective() -> None:
+    """It never waits, so its own waits do not tell; those of the other do."""
+    (verdict,) = judge(_waits_for_each(4, 3.0, 2.0)).verdicts
+    assert (verdict.kind, verdict.ranks) == ("straggler", (1,))
+    assert verdict.cost_ms_per_step == pytest.approx(3.0, rel=0.1)
 
 
 @pytest.mark.parametrize(("meanwhile", "beside"), [(0.0, False), (1.0, True)])

@@ -11,6 +11,7 @@ from hindmost_judge.blocks import Blocks
 from hindmost_judge.detect import uneven
 from hindmost_judge.judge import judge
 from hindmost_judge.model import Run
+from hindmost_judge.overview import lengthened
 from hindmost_judge.settings import DEFAULT
 from hindmost_judge.verdict.schema import Report
 from hindmost_judge.whatif.waste import aside
@@ -254,17 +255,26 @@ def test_a_few_long_stalls_do_not_hide_that_work_explains_who_is_late() -> None:
 
 
 @pytest.mark.parametrize(
-    ("written", "said"), [(40e6, "writes 40 MB each time, at regular"), (0.0, "pauses (at regular")]
+    ("then", "always", "said"), [(40e6, 0.0, "writes 40 MB each time, at"), (0.0, 40e6, "pauses (at regular")]
 )
-def test_what_rank_0_writes_for_all_is_known_where_no_mark_is(written: float, said: str) -> None:
-    """By the bytes that its process, and no other, sent to storage; else it may be anything."""
+def test_what_rank_0_writes_for_all_is_known_where_no_mark_is(then: float, always: float, said: str) -> None:
+    """By the bytes that its process, and no other, sent to storage then; a log says nothing."""
     run = loads.make(loads.Load(steps=400, faults=[{"rank": 0, "blocked": 200.0, "every": 50}]))
     start = run.collectives["start_ns"]
-    seconds = np.linspace(start.min(), start.max(), 9) / 1e9
+    seconds = np.linspace(start.min(), start.max(), 49) / 1e9
+    over = start[(run.collectives["rank"] == 0) & (run.collectives["seq"] % 50 == 3)] / 1e9
+    wrote = then * np.searchsorted(over - 0.1, seconds) + always * seconds
     samples = [
-        ("hindmost_process_written_bytes_total", f'{{"rank": "{rank}"}}', second, at * written if rank == 0 else 0.0)
+        ("hindmost_process_written_bytes_total", f'{{"rank": "{rank}"}}', second, value if rank == 0 else 0.0)
         for rank in range(4)
-        for at, second in enumerate(seconds)
+        for second, value in zip(seconds, wrote, strict=True)
     ]
     (verdict,) = judge(replace(run, metrics=loads.metrics(samples))).verdicts
     assert said in verdict.evidence[0]
+
+
+def test_what_checkpoints_cost_is_known_only_beside_steps_without_any() -> None:
+    """Of a job that saves in most of its steps the typical step has a checkpoint, too."""
+    saves = np.where(np.arange(200) % 100 < 51, 10.0, 0.0)
+    assert lengthened(saves[None], 10.0 + saves).mean() == pytest.approx(5.1)
+    assert np.isnan(lengthened(np.full((1, 200), 10.0), np.full(200, 20.0))).all()
