@@ -574,6 +574,16 @@ def telling_on_shared_cpus(use: Mapping[str, CpuUse], fewer: str) -> tuple[str, 
 RANKS_WAIT = "ranks wait"
 
 
+def _suspected(blocks: Blocks, latest: list[int], lasts: Floats, caused: Floats) -> str:
+    """That these rows are last in most collectives, by share [R], and how long others wait for each [R]."""
+    who, often = names(blocks.ranks[latest].tolist()), f"{percent(lasts[latest].min())} of collectives"
+    waits = _level(float(median(caused[latest])), caused[latest].tolist())
+    last, it = "are suspected: each is last in at least", "each"
+    if len(latest) == 1:
+        last, it = "is suspected: it is last in", "it"
+    return f"{who} {last} {often}; others wait {waits} per step for {it}, typically less"
+
+
 def balanced(
     blocks: Blocks, wasted: float, least: float, needs: Blocks | None = None, *, queued: bool = False
 ) -> tuple[list[str], bool]:
@@ -596,12 +606,7 @@ def balanced(
     latest = np.flatnonzero((lasts > _MOSTLY) & (caused >= max(_MUCH, least) * blocks.step_ns)).tolist()
     known = needs is None and blocks.pipeline is None and sure and not blocks.works_alone(latest)
     if known and caused[latest].sum() > max(_MOSTLY, 1.5 / len(caused)) * caused.sum():  # of two, one always has half
-        who, often = names(blocks.ranks[latest].tolist()), f"{percent(lasts[latest].min())} of collectives"
-        waits = _level(float(median(caused[latest])), caused[latest].tolist())
-        last, it = "are suspected: each is last in at least", "each"
-        if len(latest) == 1:
-            last, it = "is suspected: it is last in", "it"
-        found = [f"{who} {last} {often}; others wait {waits} per step for {it}, typically less"]
+        found = [_suspected(blocks, latest, lasts, caused)]
         sure = False
     if blocks.alone is not None and blocks.alone.any():
         among, cleared = _among_alone(blocks, blocks.alone, max(_MUCH, least))
