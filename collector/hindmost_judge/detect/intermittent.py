@@ -112,8 +112,8 @@ def _large(blocks: Blocks, delay: Floats, settings: Settings) -> list[Stalls]:
 
 
 #: A long stall takes a step or more, and so many times as long as any other rank was ever late. Those of one
-#: disturbance, which lasts so many steps, follow each other within half of that.
-_FAR, _ONE_DISTURBANCE = 4.0, 25
+#: disturbance follow each other within so many steps.
+_FAR, _ONE_DISTURBANCE = 4.0, 8
 #: Of jobs with as few random stalls, all of them hit one rank in this share: four of four ranks, three of eight.
 _ALL_OF_ONE = 0.016
 #: Fewest of a rank that may serve the others.
@@ -132,8 +132,7 @@ def _long_stalls(blocks: Blocks, delay: Floats) -> list[Stalls]:
     row = int(np.argmax(delay.max(axis=1)))
     least = max(_FAR * float(np.delete(delay, row, axis=0).max(initial=0.0)), blocks.step_ns)
     steps = np.flatnonzero(delay[row] >= least)
-    apart = int(np.count_nonzero(np.diff(steps, prepend=-_ONE_DISTURBANCE) > _ONE_DISTURBANCE // 2))
-    apart = min(apart, 1 + int(np.ptp(steps)) // _ONE_DISTURBANCE) if len(steps) else 0
+    apart = int(np.count_nonzero(np.diff(steps, prepend=-_ONE_DISTURBANCE) >= _ONE_DISTURBANCE))
     serves = row in (0, len(delay) - 1) and row not in stopped.stopped_rows(blocks)
     if len(delay) ** (1.0 - apart) > _ALL_OF_ONE or (serves and apart < _FEWEST_OF_SERVER):
         return []
