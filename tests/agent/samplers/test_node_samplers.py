@@ -97,12 +97,18 @@ def test_a_dataloader_s_worker_belongs_to_its_rank(host: Host) -> None:
     assert found["hindmost_process_children_cpu_seconds_total", "j", "0"] == pytest.approx(7.4)
 
 
-def test_reads_of_a_worker_count_once_before_and_after_it_is_waited_for(host: Host) -> None:
-    """The kernel adds an ended child's reads to its parent's, once that has waited for it."""
+def rank_and_worker(host: Host, io: str) -> Path:
+    """The folder of a rank that made 7 reads; what its worker made is in ``io``."""
     folder = host.proc / str(PID)
     thread(folder, PID, "python", 100, 0.0, children="5000 ")
     write(folder, {"stat": stat(PID, "python", 100), "io": IO})
-    write(worker(host, 5000, 10), {"io": IO.replace("7", "30")})
+    write(worker(host, 5000, 10), {"io": io})
+    return folder
+
+
+def test_reads_of_a_worker_count_once_before_and_after_it_is_waited_for(host: Host) -> None:
+    """The kernel adds an ended child's reads to its parent's, once that has waited for it."""
+    folder = rank_and_worker(host, IO.replace("7", "30"))
     sampler, of = ProcessChildren(host), ("hindmost_process_read_calls_total", "j", "0")
     assert read(sampler)[of] == 37
     thread(folder, PID, "python", 100, 0.0)
@@ -114,10 +120,7 @@ def test_reads_of_a_worker_count_once_before_and_after_it_is_waited_for(host: Ho
 
 def test_reads_are_counted_on_after_a_worker_that_is_never_waited_for(host: Host) -> None:
     """The kernel adds nothing to a rank that ignores SIGCHLD."""
-    folder = host.proc / str(PID)
-    thread(folder, PID, "python", 100, 0.0, children="5000 ")
-    write(folder, {"stat": stat(PID, "python", 100), "io": IO})
-    write(worker(host, 5000, 10), {"io": IO.replace("7", "30")})
+    folder = rank_and_worker(host, IO.replace("7", "30"))
     sampler, of = ProcessChildren(host), ("hindmost_process_read_calls_total", "j", "0")
     read(sampler)
     gone(host.proc / "5000")
@@ -128,10 +131,7 @@ def test_reads_are_counted_on_after_a_worker_that_is_never_waited_for(host: Host
 
 def test_a_worker_whose_reads_are_out_of_reach_hides_none_of_its_rank(host: Host) -> None:
     """It may run as another user."""
-    folder = host.proc / str(PID)
-    thread(folder, PID, "python", 100, 0.0, children="5000 ")
-    write(folder, {"stat": stat(PID, "python", 100), "io": IO})
-    write(worker(host, 5000, 10), {"io": ""})
+    rank_and_worker(host, "")
     assert read(ProcessChildren(host))["hindmost_process_read_calls_total", "j", "0"] == 7
 
 
