@@ -53,6 +53,12 @@ def joined(parts: Sequence[Array]) -> Array:
     return np.concatenate(parts)
 
 
+def grouped(key: Array) -> list[Ints]:
+    """Indices of rows with the same ``key`` [N], together and in their order."""
+    order = np.argsort(key, kind="stable")
+    return np.split(order, np.flatnonzero(np.diff(key[order])) + 1) if len(key) else []
+
+
 def chosen(table: Table, mask: Array) -> Table:
     """The rows of a table for which ``mask`` holds; the table itself where all do."""
     count = int(np.count_nonzero(mask))

@@ -17,7 +17,7 @@ from functools import cached_property
 
 import numpy as np
 
-from hindmost_judge.encoding import chosen, factorize
+from hindmost_judge.encoding import chosen, factorize, grouped
 from hindmost_judge.model import ERROR, NONBLOCKING, UNMEASURED, Table
 from hindmost_judge.stats.robust import or_zero
 from hindmost_judge.types import Array, Floats, Ints
@@ -236,8 +236,7 @@ def _left_first(calls: Table, mine: Ints) -> list[tuple[Ints, Ints, Floats]]:
     np.maximum.at(ends, of_comm, number)
     started = number >= begins[of_comm] + _STARTING * (ends - begins)[of_comm]
     whole = np.flatnonzero((np.bincount(instance) > 1) & started)
-    whole = whole[np.argsort(of_comm[whole], kind="stable")]
-    parts = np.split(whole, np.flatnonzero(np.diff(of_comm[whole])) + 1)
+    parts = [whole[one] for one in grouped(of_comm[whole])]
     rows = [(order[first[part]], order[first[part] + 1]) for part in parts if len(part) >= _ENOUGH]
     return [(mine[least], mine[after], took[after] - took[least]) for least, after in rows]
 

@@ -154,8 +154,8 @@ def _with_other_waits(calls: Table, meets: Array, code: Ints, names: list[str]) 
 def _alone(table: Table) -> Ints:
     """[N] ns of each call in which its rank was in none that began before: gloo runs several of one rank at a time."""
     start, took = table["start_ns"], np.array(table["duration_ns"], np.int64)
-    order = np.lexsort((start, table["rank"]))
-    for mine in np.split(order, np.flatnonzero(np.diff(table["rank"][order])) + 1):
+    order = np.argsort(start, kind="stable")
+    for mine in (order[one] for one in encoding.grouped(table["rank"][order])):
         end = start[mine] + took[mine]
         before = np.maximum.accumulate(end)[:-1]
         took[mine[1:]] = np.maximum(end[1:] - np.maximum(start[mine[1:]], before), 0)

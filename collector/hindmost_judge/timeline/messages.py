@@ -170,8 +170,7 @@ def transfers(run: Run, ranks: Ints) -> Table | None:
     )
     number = table["step"][indices].copy()
     unmarked = np.flatnonzero(number < 0)
-    unmarked = unmarked[np.argsort(row[unmarked], kind="stable")]
-    for mine in np.split(unmarked, np.flatnonzero(np.diff(row[unmarked])) + 1) if len(unmarked) else ():
+    for mine in (unmarked[one] for one in encoding.grouped(row[unmarked])):
         number[mine] = step_at(run.steps, int(ranks[row[mine[0]]]), enqueue[mine])
     return {
         "row": row,

@@ -18,6 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hindmost_judge.blocks import Blocks
+from hindmost_judge.encoding import grouped
 from hindmost_judge.model import PROFILED, Counted, Run, Table, rows
 from hindmost_judge.settings import Settings
 from hindmost_judge.stats.robust import median, or_zero
@@ -460,8 +461,7 @@ def missing_alike(gaps: Array) -> list[Ints]:
     rows = np.flatnonzero(gaps.any(axis=1))
     bits = np.packbits(gaps[rows], axis=1)
     kind = np.unique(bits.view(f"S{bits.shape[1]}").ravel(), return_inverse=True)[1]
-    order = np.argsort(kind, kind="stable")
-    return np.split(rows[order], np.flatnonzero(np.diff(kind[order])) + 1) if len(rows) else []
+    return [rows[one] for one in grouped(kind)]
 
 
 def step_ends(found: Blocks, start: Floats | None, duration: Floats | None) -> Floats:
