@@ -329,11 +329,12 @@ def _late(
     by_cause = of_stalls(stalls, blocks, settings, slowdowns=named_slowdowns)
     stalls, served = waste.served(stalls, blocks, by_cause)
     found += of_stalls(stalls, blocks, settings, slowdowns=named_slowdowns) if served else by_cause
-    dear = [planned.note for planned in served if planned.ms_per_step * 1e6 >= wording.DEAR * average(blocks.period)]
+    dear = [planned for planned in served if planned.ms_per_step * 1e6 >= wording.DEAR * average(blocks.period)]
     if dear and not found and not any(one.cause == "checkpoint" for one in by_cause):
-        paused = f"see what rank {served[0].ranks[0]} does in these steps"
-        do = paused if " pauses " in dear[0] else f"save {wording.SAVING}"
-        found = [Verdict("balanced", confidence=UNSURE, evidence=tuple(dear), advice=(do,))]
+        saves, who = dear[0].cause == "checkpoint", dear[0].ranks[0]
+        do = f"save {wording.SAVING}" if saves else f"see what rank {who} does in these steps"
+        notes_on = tuple(planned.note for planned in dear)
+        found = [Verdict("balanced", confidence=UNSURE, evidence=notes_on, advice=(do,))]
     return found, [*notes, *(planned.note for planned in served)], by_chance
 
 

@@ -132,7 +132,7 @@ def _long_stalls(blocks: Blocks, delay: Floats) -> list[Stalls]:
     row = int(np.argmax(delay.max(axis=1)))
     least = max(_FAR * float(np.delete(delay, row, axis=0).max(initial=0.0)), blocks.step_ns)
     steps = np.flatnonzero(delay[row] >= least)
-    apart = int(np.count_nonzero(np.diff(steps, prepend=-_ONE_DISTURBANCE) >= _ONE_DISTURBANCE))
+    apart = np.count_nonzero(np.diff(steps, prepend=-_ONE_DISTURBANCE) >= _ONE_DISTURBANCE)
     serves = row in (0, len(delay) - 1) and row not in stopped.stopped_rows(blocks)
     if len(delay) ** (1.0 - apart) > _ALL_OF_ONE or (serves and apart < _FEWEST_OF_SERVER):
         return []

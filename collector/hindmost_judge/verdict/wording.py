@@ -640,23 +640,19 @@ def balanced(
     return found, sure
 
 
-def _could_save(blocks: Blocks) -> Floats:
-    """[R] share of the step that a rank's repair saves at most: its own work, or what the busiest other rank leaves."""
-    own = or_zero(median(blocks.self_time, axis=1)) / blocks.step_ns
-    busiest = np.array([np.delete(own, row).max() for row in range(len(own))])
-    return np.maximum(np.minimum(own, 1.0 - busiest), 0.0)
-
-
 def _among_alone(blocks: Blocks, alone: Array, least: float) -> tuple[list[str], bool]:
     """Which of the ranks that alone do their work takes longest beyond one that makes the same calls.
 
-    And whether all are cleared: the repair of none saves a share ``least`` of the step.
+    And whether all are cleared: the repair of none saves a share ``least`` of the step. It saves at most a rank's own
+    work, or what the busiest other rank leaves.
     """
     assert blocks.kind is not None  # noqa: S101 - comes with alone
-    saves = float(_could_save(blocks)[alone].max())
+    own, kind = or_zero(median(blocks.self_time, axis=1)), blocks.kind
+    second, busiest = np.sort(own)[-2:]
+    left = blocks.step_ns - np.where(np.arange(len(own)) == np.argmax(own), second, busiest)
+    saves = float(np.maximum(np.minimum(own, left), 0.0)[alone].max()) / blocks.step_ns
     if saves < least:
         return [f"ranks differ in work, but making any of them faster saves {percent(saves)} at most"], True
-    own, kind = or_zero(median(blocks.self_time, axis=1)), blocks.kind
     fastest = np.array([np.flatnonzero(kind == one)[np.argmin(own[kind == one])] for one in kind])
     row = int(np.argmax(np.where(alone, own - own[fastest], 0.0)))
     if own[row] - own[fastest[row]] < least * blocks.step_ns:

@@ -346,8 +346,9 @@ def served(stalls: list[Stalls], blocks: Blocks, found: Sequence[Verdict]) -> tu
         if for_others and one.rows == (0,) and (counted or pace(blocks.period, one.stalled) is not None):
             due = np.where(np.isin(np.arange(len(blocks.steps)), one.stalled), one.delay, 0.0)[None]
             saved = float(stall_saving(blocks, one.rows, one.stalled).mean())
-            note = _note(blocks, np.array([0]), saved, due, _writing(blocks, one.stalled) or _PAUSES)
-            planned.append(Planned((int(blocks.ranks[0]),), saved / 1e6, None, note))
+            words = _writing(blocks, one.stalled) or _PAUSES
+            note = _note(blocks, np.array([0]), saved, due, words)
+            planned.append(Planned((int(blocks.ranks[0]),), saved / 1e6, words.cause, note))
         else:
             left.append(one)
     return left, planned
@@ -375,7 +376,7 @@ def _writing(blocks: Blocks, stalled: Ints) -> _Words | None:
     each = beyond / max(len(begins(stalled)), 1)
     does = f"writes {each / 1e6:,.0f} MB each time, at regular intervals,"
     much = each >= _SAVED and beyond >= (_MORE - 1) * usual * seconds[then].sum()
-    return _Words(does, does, wording.SAVING) if much else None
+    return _Words(does, does, wording.SAVING, _WRITES.cause) if much else None
 
 
 def _counted(at: Ints) -> bool:
