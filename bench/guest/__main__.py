@@ -6,6 +6,7 @@
     python -m bench.guest --job hpl --pairs 10 --add  # further pairs, to those in the results file
     python -m bench.guest --job hpl --size 6000       # a longer job: start-up is a smaller part of it
     python -m bench.guest --job numpy --size 40000 --within  # agent and collector are stopped half of the time
+    python -m bench.guest --job hpl --size 4000 --within     # likewise, for every other two of up to 400 solves
 
 One rank a core. Runs go with, without, without, with: a drift that is even over four runs cancels. The wall time is
 that of the job's own mpirun, and next to it stands what the job itself timed, without its start. What hindmost does
@@ -17,7 +18,8 @@ many; and of collector, agent and ``hindmost run`` itself what they used, in cor
 put on one, while the job ran.
 
 Runs differ by more than what is measured where other machines share the cores. ``--within`` compares slices of one
-run, in which agent and collector go on, with the slices next to them, in which they are stopped (SIGSTOP); what was
+run, in which agent and collector go on, with the slices next to them, in which they are stopped (SIGSTOP); a slice of
+HPL is one solve, with its matrix made and its result checked. What was
 left undone then is done in the slices that count for them. So the CPU time of both is counted, in these slices and,
 before, in ``USUAL_S`` of which none is stopped: ``percent_as_usual`` is what was measured times the ratio of the two.
 Start-up and the probes are in both.
@@ -60,6 +62,9 @@ HPCC_INPUT = Path("/usr/share/doc/hpcc/examples/_hpccinf.txt")
 SIZES = {"hpl": 2400, "numpy": 2400}
 PRODUCTS = 4
 DRAWS = 4000
+#: HPL solves each of as many orders with each of as many block sizes; and how often its output is looked at (s).
+HPL_TIMES, HPL_LOOK_S = 20, 0.02
+HPL_BEGINS, HPL_RESULT = b"Begin of HPL", re.compile(rb"^W[RC]\w+ ", re.MULTILINE)
 #: Of one run that is compared with itself: when it is under way (s), for how long it then goes on as usual, for how
 #: long agent and collector are stopped, and after how many such slices results are written.
 SETTLED_S, USUAL_S, SLICE_S, WRITTEN = 8.0, 32.0, 0.25, 128
@@ -85,8 +90,10 @@ exit $code
 class Bench:
     """One job in a folder of its own, run again and again."""
 
-    def __init__(self, job: str, size: int, products: int, folder: Path, ranks: int) -> None:
+    def __init__(self, job: str, size: int, products: int, folder: Path, ranks: int, *, repeat: bool = False) -> None:
         self.folder, self.times, self.ranks = folder, folder / "times", ranks
+        self.hpl = folder / "hpccoutf.txt" if job == "hpl" else None
+        self.solved: list[float] = []
         mpirun = shutil.which("mpirun", path="/usr/bin" if job == "hpl" else None)
         if mpirun is None or (job == "hpl" and not shutil.which("hpcc")):
             raise SystemExit(f"{job} needs mpirun{' and hpcc: apt-get install hpcc' if job == 'hpl' else ''}")
@@ -100,6 +107,12 @@ class Bench:
             for old, new in (("1000  ", f"{size}  "), ("2            Ps", "1            Ps")):
                 text = text.replace(old, new, 1)
             text = re.sub(r"^2( +Qs)", rf"{ranks}\1", text, flags=re.MULTILINE)
+            if repeat:
+                for value, name in ((str(size), "Ns"), ("80", "NBs")):
+                    text = re.sub(
+                        rf"^{value} +{name}", f"{' '.join([value] * HPL_TIMES)} {name}", text, flags=re.MULTILINE
+                    )
+                text = re.sub(r"^1( +# of (?:problems sizes|NBs))", rf"{HPL_TIMES}\1", text, flags=re.MULTILINE)
             (folder / "hpccinf.txt").write_text(text)
             program = ["hpcc"]
         else:
@@ -152,7 +165,7 @@ class Bench:
             said.open("wb") as stderr,
             subprocess.Popen(self.observed, cwd=self.folder, env=self.environ, stderr=stderr) as run,
         ):
-            while not (self.folder / "steps").exists():  # the first run builds native parts
+            while not self._works():  # the first run builds native parts
                 if run.poll() is not None:
                     line, last = " ".join(self.observed), said.read_text()[-2000:]
                     raise SystemExit(f"{line} ended with {run.returncode}:\n{last}")
@@ -162,13 +175,12 @@ class Bench:
             usual = [(time.monotonic(), used_by(guests)), *self._slice(USUAL_S, guests)]
             end = time.monotonic() + seconds
             for stopped in itertools.cycle((False, True, True, False)):
-                switched.append(time.monotonic())
+                switched.append(self._slice_ends(run))
                 used.append(used_by(guests).cpu_s)
                 if run.poll() is not None or not ranks_run(run.pid) or time.monotonic() > end:
                     break
                 for pid in guests:
                     os.kill(pid, signal.SIGSTOP if stopped else signal.SIGCONT)
-                time.sleep(SLICE_S)
                 if len(switched) % WRITTEN == 0:
                     yield self._compared(usual, switched, used)
             for pid in guests:
@@ -177,16 +189,33 @@ class Bench:
         shutil.rmtree(self.folder / "run", ignore_errors=True)
         yield self._compared(usual, switched, used)
 
+    def _works(self) -> bool:
+        """Whether the job has begun what is measured."""
+        if self.hpl is None:
+            return (self.folder / "steps").exists()
+        return self.hpl.exists() and HPL_BEGINS in self.hpl.read_bytes()
+
+    def _slice_ends(self, run: subprocess.Popen[bytes]) -> float:
+        """Waits for the end of a slice, and says when it was: of HPL, when the next solve was written down."""
+        if self.hpl is None:
+            time.sleep(SLICE_S)
+            return time.monotonic()
+        results = len(HPL_RESULT.findall(self.hpl.read_bytes()))
+        while len(HPL_RESULT.findall(self.hpl.read_bytes())) == results and run.poll() is None:
+            time.sleep(HPL_LOOK_S)
+        self.solved.append(self.hpl.stat().st_mtime - time.time() + time.monotonic())
+        return self.solved[-1]
+
     @staticmethod
     def _slice(seconds: float, guests: list[int]) -> list[tuple[float, Used]]:
         time.sleep(seconds)
         return [(time.monotonic(), used_by(guests))]
 
     def _compared(self, usual: list[tuple[float, Used]], switched: list[float], used: list[float]) -> dict[str, Any]:
-        ended = np.fromfile(self.folder / "steps")
+        ended = np.fromfile(self.folder / "steps") if self.hpl is None else np.array(self.solved)
         ended_by = np.interp(switched, ended, np.arange(len(ended)))  # how many steps, and parts of one
         rounds = range(0, len(switched) - 4, 4)
-        whole = [at for at in rounds if ended[0] < switched[at] and switched[at + 4] < ended[-1]]
+        whole = [at for at in rounds if ended[0] <= switched[at] and switched[at + 4] <= ended[-1]]
         rates, cores = np.diff(ended_by) / np.diff(switched), np.diff(used) / np.diff(switched)
         logs = [math.log(rates[at + 1 + two] / rates[at + 3 * two]) for at in whole for two in (0, 1)]
         (began, before), (until, after) = usual
@@ -196,7 +225,7 @@ class Bench:
         mean, ratio = statistics.fmean(logs), as_usual / in_slices
         return {
             "pairs": len(logs),
-            "slice_s": SLICE_S,
+            "slice_s": round(float(np.median(np.diff(switched))), 3),
             "step_ms_without": round(1e3 / statistics.median(rates[at + 1 + two] for at in whole for two in (0, 1)), 2),
             "percent": percent(mean),
             "percent_95": [percent(low), percent(high)],
@@ -360,7 +389,7 @@ def main() -> int:
     machine = {"machine_cores": ranks, "kernel": platform.release(), "python": platform.python_version()}
     when = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
     with tempfile.TemporaryDirectory(prefix="hindmost-bench-") as folder:
-        bench = Bench(args.job, size, args.products, Path(folder), ranks)
+        bench = Bench(args.job, size, args.products, Path(folder), ranks, repeat=args.within)
         pairs = itertools.accumulate(
             bench.pairs(args.pairs, args.seconds), lambda all_, one: [*all_, one], initial=before
         )
