@@ -1,8 +1,7 @@
 #!/usr/bin/env python3
-"""What observing costs the training process: ns an event, ns an MPI call, and a training step with and without.
+"""What observing costs the training process: ns an event, and ns an MPI call with and without.
 
-    python -m bench.probe_overhead                      # everything, about three minutes on two cores
-    python -m bench.probe_overhead --part events calls  # seconds
+    python -m bench.probe_overhead --part events calls
 
 Each comparison is of pairs that are measured side by side, in alternating order; the interval is a bootstrap over
 pairs. The figures are of the machine and the moment: they are written with both into bench/results/.
@@ -20,7 +19,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import timeit
 from functools import partial
@@ -30,15 +28,10 @@ from typing import Any
 
 from hindmost import ring
 from hindmost.native import build
-from hindmost.probes import torch_native
-from hindmost.ring import native
 
 from bench.checkout import commit
 
 ROOT = Path(__file__).parents[1]
-
-CROWDED = ("--map-by", ":OVERSUBSCRIBE", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1")
-FIRST_STEP, LAST_STEP = 100, 600
 
 
 def spread(values: list[float]) -> dict[str, float]:
@@ -105,26 +98,6 @@ def _ring_module() -> str:
         return ""
 
 
-def waits(_directory: Path) -> dict[str, Any]:
-    """CPU ns that watching a C function for waits adds to a call of it, over 200 pairs of blocks of 10,000.
-
-    It is the training thread's call, and hardly waits: ``list.clear`` of an empty list, called as ``item`` is.
-    """
-    os.environ["HINDMOST_RING_MODULE"] = _ring_module()
-    module: Any = native.load()
-    rare = dict.fromkeys(("first", "tick", "closes", "gpu", "account", "way"))  # it asks for none of them here
-    loop = module.Loop(SimpleNamespace(**rare), lambda: True)
-    loop.thread = threading.get_ident()
-    took: dict[bool, list[float]] = {True: [], False: []}
-    timed = partial(timeit.timeit, "clear()", number=10000, timer=time.thread_time, globals={"clear": [].clear})
-    for watched in [True, False] * 200:
-        if watched:
-            loop.watch(list.clear, torch_native.OF_TENSOR)
-        took[watched].append(timed() / 10000 * 1e9)
-        loop.unwatch()
-    return compared(took[True], took[False])
-
-
 def calls(directory: Path, kind: str = "") -> dict[str, Any]:
     """ns that the shim adds to an MPI call, over 200 pairs of blocks of 20,000 in one process."""
     program = directory / "calls"
@@ -140,75 +113,21 @@ def calls(directory: Path, kind: str = "") -> dict[str, Any]:
         "WORLD_SIZE": "1",  # a process that no launcher calls a rank is not observed
     }
     # A process that no launcher calls the only rank of its job is not recorded: there would be nothing to measure.
-    argv = ["mpirun", *CROWDED, "-np", "1", program, "200", "300" if kind == "messages" else "20000", kind]
+    argv = ["mpirun", "--bind-to", "none", "-np", "1", program, "200", "300" if kind == "messages" else "20000", kind]
     done = subprocess.run(argv, env={**os.environ, **shim}, check=True, capture_output=True, text=True)
     pairs = [tuple(map(float, line.split())) for line in done.stdout.splitlines()]
     return compared([pair[0] for pair in pairs], [pair[1] for pair in pairs])
 
 
-def step_ms(observed: bool, directory: Path, number: int) -> float:
-    """Milliseconds a step of examples/train_mpi.py on two ranks, from the times at which its lines arrive."""
-    line = ["mpirun", *CROWDED, "-np", "2", sys.executable, "-u", str(ROOT / "examples" / "train_mpi.py")]
-    line += ["--steps", str(LAST_STEP + 1), "--log-every", str(FIRST_STEP)]
-    if observed:
-        out = str(directory / f"run{number}")
-        line = [sys.executable, "-m", "hindmost", "run", "--out", out, "--no-live", "--", *line]
-    arrived: dict[int, float] = {}
-    with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as job:
-        for text in job.stdout or ():
-            if match := re.match(r"step\s+(\d+)", text):
-                arrived[int(match[1])] = time.perf_counter()
-    return (arrived[LAST_STEP] - arrived[FIRST_STEP]) * 1e3 / (LAST_STEP - FIRST_STEP)
-
-
-def steps(directory: Path, pairs: int = 10) -> dict[str, Any]:
-    """Pairs of whole jobs, under `hindmost run` and bare, the order drawn anew for each pair."""
-    took: dict[bool, list[float]] = {True: [], False: []}
-    order = random.Random(3)  # noqa: S311 - an order of measuring
-    for number in range(pairs):
-        for observed in order.sample([True, False], 2):
-            took[observed].append(step_ms(observed, directory, number))
-        print(f"pair {number + 1}: {took[True][-1]:.3f} ms with, {took[False][-1]:.3f} without", file=sys.stderr)
-    return compared(took[True], took[False])
-
-
-def starts(directory: Path) -> dict[str, Any]:
-    """us that ``hindmost.pth`` adds to an interpreter's start where no job is observed: 200 fresh processes each.
-
-    ``start`` is how long such an interpreter takes from its start to its end.
-    """
-    shutil.copy(ROOT / "agent/hindmost/inject/hindmost.pth", directory)
-    timing = (
-        "import site, sys, time; start = time.perf_counter_ns(); site.addpackage(sys.argv[1], 'hindmost.pth', set());"
-        " print(time.perf_counter_ns() - start)"
-    )
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("HINDMOST_")}
-    took: dict[str, list[float]] = {"file": [], "start": []}
-    for _ in range(200):
-        line = [sys.executable, "-I", "-c", timing, str(directory)]
-        took["file"].append(int(subprocess.run(line, env=environ, check=True, capture_output=True).stdout) / 1e3)
-        began = time.perf_counter_ns()
-        subprocess.run([sys.executable, "-I", "-c", "pass"], env=environ, check=True)
-        took["start"].append((time.perf_counter_ns() - began) / 1e3)
-    return {name: spread(values) for name, values in took.items()}
-
-
 PARTS = {
     "events": events,
-    "starts": starts,
     "calls": calls,
-    "polls": partial(calls, kind="polled"),
     "messages": partial(calls, kind="messages"),
-    "waits": waits,
-    "steps": steps,
 }
-#: How the compared ones are printed: what, and its unit.
+#: How the compared ones are printed.
 WORDS = {
-    "calls": ("MPI call, added by the shim", "ns"),
-    "polls": ("MPI_Iallreduce, MPI_Test, each", "ns"),
-    "messages": ("MPI_Isend, MPI_Irecv, each", "ns"),
-    "waits": ("call watched for waits, added", "ns"),
-    "steps": ("training step, added", "ms"),
+    "calls": "MPI call, added by the shim",
+    "messages": "MPI_Isend, MPI_Irecv, each",
 }
 
 
@@ -235,14 +154,11 @@ def table(result: dict[str, Any]) -> str:
         lines.append(
             f"event, {name:<24} {figures['median']:8.1f} ns  (5-95 %: {figures['p5']:.1f} to {figures['p95']:.1f})"
         )
-    for name, figures in result.get("starts", {}).items():
-        low, high = figures["p5"], figures["p95"]
-        lines.append(f"interpreter, {name:<18} {figures['median']:8.1f} us  (5-95 %: {low:.1f} to {high:.1f})")
-    for part, (what, unit) in WORDS.items():
+    for part, what in WORDS.items():
         if figures := result.get(part):
             lines.append(
-                f"{what:<31} {figures['difference']:8.3f} {unit}  (95 %: {figures['low']:.3f} to {figures['high']:.3f};"
-                f" {figures['ratio']:+.2%} of {figures['without']['median']:.3f} {unit})"
+                f"{what:<31} {figures['difference']:8.3f} ns  (95 %: {figures['low']:.3f} to {figures['high']:.3f};"
+                f" {figures['ratio']:+.2%} of {figures['without']['median']:.3f} ns)"
             )
     return "\n".join(lines)
 

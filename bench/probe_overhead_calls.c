@@ -1,7 +1,7 @@
 /* What the PMPI shim adds to a call: MPI_Allreduce of one double on a communicator of one rank, through the shim and
- * around it (PMPI_), in alternating blocks of one process; with "polled" as the third argument, to each of MPI_Iallreduce
- * and the MPI_Test that completes it; with "messages", to each call of a window of one-byte messages, as osu_bw sends
- * them: 64 MPI_Irecv, 64 MPI_Isend, MPI_Waitall. Prints ns a call for each pair of blocks: through, around. */
+ * around it (PMPI_), in alternating blocks of one process; with "messages" as the third argument, to each call of a
+ * window of one-byte messages, as osu_bw sends them: 64 MPI_Irecv, 64 MPI_Isend, MPI_Waitall. Prints ns a call for each
+ * pair of blocks: through, around. */
 #include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,26 +10,12 @@
 
 typedef int (*allreduce)(const void *, void *, int, MPI_Datatype, MPI_Op, MPI_Comm);
 
-typedef int (*iallreduce)(const void *, void *, int, MPI_Datatype, MPI_Op, MPI_Comm, MPI_Request *);
-typedef int (*test)(MPI_Request *, int *, MPI_Status *);
-
 static double in = 1, out;
 
 static int blocking(int observed) {
     allreduce call = observed ? MPI_Allreduce : PMPI_Allreduce;
     call(&in, &out, 1, MPI_DOUBLE, MPI_SUM, MPI_COMM_SELF);
     return 1;
-}
-
-static int polled(int observed) {
-    iallreduce start = observed ? MPI_Iallreduce : PMPI_Iallreduce;
-    test done = observed ? MPI_Test : PMPI_Test;
-    MPI_Request request;
-    int calls = 1;
-    start(&in, &out, 1, MPI_DOUBLE, MPI_SUM, MPI_COMM_SELF, &request);
-    for (int flag = 0; !flag; calls++)
-        done(&request, &flag, MPI_STATUS_IGNORE);
-    return calls;
 }
 
 enum { WINDOW = 64 };
@@ -61,7 +47,7 @@ static double block(int (*what)(int), int observed, int times) {
 int main(int argc, char **argv) {
     int pairs = argc > 1 ? atoi(argv[1]) : 100, calls = argc > 2 ? atoi(argv[2]) : 20000;
     const char *kind = argc > 3 ? argv[3] : "";
-    int (*what)(int) = strcmp(kind, "polled") == 0 ? polled : strcmp(kind, "messages") == 0 ? messages : blocking;
+    int (*what)(int) = strcmp(kind, "messages") == 0 ? messages : blocking;
     MPI_Init(&argc, &argv);
     block(what, 0, calls);
     block(what, 1, calls);
