@@ -1,16 +1,11 @@
 #!/usr/bin/env python3
-"""What the agent costs a node: CPU share of one core and resident memory, next to node_exporter.
+"""What the agent costs a node: CPU share of one core and resident memory.
 
     python -m bench.agent_cost [--seconds 60] [--rounds 3] [--out bench/results/agent_cost.json]
 
-Everything runs at the same time on the same machine, reading the same kernel files. Each agent reads the rings of four
-training processes of its own (10 steps a second each, 7 phases and a collective a step):
-
-    agent 1 Hz, 10 Hz    hindmost agent, streaming to a hindmost collector in a process of its own
-    secured 1 Hz         hindmost agent with TLS and a token
-    listening 1 Hz       hindmost agent with --listen alone, no collector, scraped once a second as node_exporter is
-    node_exporter 1 Hz   Prometheus' node_exporter, scraped once a second (where it is installed)
-    also 1 Hz            with --also DIR: the agent of another checkout of hindmost
+The agent streams once a second to a collector in a process of its own, and reads the rings of four training processes
+(10 steps a second each, 7 phases and a collective a step). With --also DIR the agent of another checkout of hindmost
+does the same at the same time, with four such processes of its own.
 
 CPU time is the scheduler's, in ns, all threads (/proc/PID/task/*/schedstat), so short runs are exact.
 """
@@ -18,19 +13,14 @@ CPU time is the scheduler's, in ns, all threads (/proc/PID/task/*/schedstat), so
 import argparse
 import json
 import os
-import shutil
-import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from importlib import metadata
 from pathlib import Path
 from typing import Any
-
-from hindmost_cli.run.environment import proof
 
 from bench.checkout import packages, write
 
@@ -108,29 +98,14 @@ class Bench:
     def hindmost(self, *args: str) -> subprocess.Popen[str]:
         return self.start(sys.executable, "-m", "hindmost", *args, ready=True)
 
-    def agent(self, interval: str, rings: Path, collector: str = "") -> Watched:
-        collector = collector or self.said_by_collector
-        spool = str(self.folder / f"spool-of-{rings.name}")
+    def agent_of(self, checkout: Path, collector: str, name: str) -> Watched:
+        self.environ = {**os.environ, "PYTHONPATH": packages(checkout)}
         return Watched(
             self.hindmost(
-                "agent", "--collector", collector, "--ring-dir", str(rings), "--spool", spool,
-                "--interval", interval, "--exit-when-stdin-closes",
+                "agent", "--collector", collector, "--ring-dir", str(rings(self, name)),
+                "--spool", str(self.folder / f"spool-of-{name}"), "--interval", "1s", "--exit-when-stdin-closes",
             )
         )  # fmt: skip
-
-    def listening(self, rings: Path) -> tuple[Watched, int]:
-        """An agent that is only scraped, and its port."""
-        process = self.hindmost(
-            "agent", "--listen", "127.0.0.1:0", "--ring-dir", str(rings), "--exit-when-stdin-closes"
-        )
-        return Watched(process), int(self.said["listen"].rpartition(":")[2])
-
-    def agent_of(self, checkout: Path, rings: Path) -> Watched:
-        own, self.environ = self.environ, {**self.environ, "PYTHONPATH": packages(checkout)}
-        try:
-            return self.agent("1s", rings)
-        finally:
-            self.environ = own
 
     def end(self) -> None:
         for process in self.started:
@@ -139,7 +114,6 @@ class Bench:
             process.wait()
 
     said: dict[str, str]
-    said_by_collector: str
 
 
 def rings(bench: Bench, name: str) -> Path:
@@ -149,17 +123,6 @@ def rings(bench: Bench, name: str) -> Path:
     for rank in range(4):
         bench.start(sys.executable, "-c", RANK, str(folder), str(rank))
     return folder
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
-
-
-def scrape(port: int) -> None:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
-        answer.read()
 
 
 def measure(seconds: float, also: Path | None = None) -> dict[str, dict[str, float]]:
@@ -175,37 +138,14 @@ def _measure(bench: Bench, seconds: float, also: Path | None) -> dict[str, dict[
     bench.hindmost(
         "collector", "--listen", "127.0.0.1:0", "--out", str(bench.folder / "run"), "--exit-when-stdin-closes"
     )
-    bench.said_by_collector = bench.said["grpc"]
-    made, _ = proof(bench.folder, "bench", encrypted=True)
-    bench.hindmost(
-        "collector", "--listen", "127.0.0.1:0", "--out", str(bench.folder / "run-secured"), *made.collector_options,
-        "--exit-when-stdin-closes",
-    )  # fmt: skip
-    secured = bench.said["grpc"]
-    watched = {
-        "agent 1 Hz": bench.agent("1s", rings(bench, "rings-1")),
-        "agent 10 Hz": bench.agent("100ms", rings(bench, "rings-10")),
-    }
-    secret = {**made.variables(elsewhere=False), "HINDMOST_TOKEN_FILE": str(made.folder / "secret")}
-    plain, bench.environ = bench.environ, {**bench.environ, **secret}
-    watched["secured 1 Hz"] = bench.agent("1s", rings(bench, "rings-secured"), secured)
-    bench.environ = plain
+    collector = bench.said["grpc"]
+    watched = {"agent 1 Hz": bench.agent_of(ROOT, collector, "rings-1")}
     if also:
-        watched["also 1 Hz"] = bench.agent_of(also, rings(bench, "rings-also"))
-    watched["listening 1 Hz"], own_port = bench.listening(rings(bench, "rings-listening"))
-    exporter = shutil.which("prometheus-node-exporter") or shutil.which("node_exporter")
-    port = free_port()
-    if exporter:
-        address = f"--web.listen-address=127.0.0.1:{port}"
-        watched["node_exporter 1 Hz"] = Watched(bench.start(exporter, address))
+        watched["also 1 Hz"] = bench.agent_of(also, collector, "rings-also")
     time.sleep(5)  # start-up is not what is asked for
     for one in watched.values():
         one.mark()
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        for one in (own_port, port) if exporter else (own_port,):
-            scrape(one)
-        time.sleep(1)
+    time.sleep(seconds)
     return {name: one.result() for name, one in watched.items()}
 
 
