@@ -24,7 +24,7 @@ otherwise; ratios are 0 to 1. [`report.schema.json`](report.schema.json) is its 
 
 A run directory keeps it as `report.json`, without its long sections, and a collector serves that of a stored job at
 `/api/report`. Of a running job it has no sections: `schema` is `hindmost.report/1`, and all else is the same.
-`--sections LIST` leaves out other sections.
+`--sections LIST` leaves out other sections. The columns of each, with their units, are in the JSON Schema.
 `--brief` prints at most 8 kB, `hindmost.brief/1`. See [use it with an assistant](../how-to/use-with-an-assistant.md).
 
 ```
@@ -189,30 +189,8 @@ _LEAF, _WIDE = re.compile(r"[\[{][^\[\]{}]*[\]}]"), 110
 
 
 def page() -> str:
-    """A table for each part of the report, then an example."""
-    return HEAD + "\n".join(_section(kind, *SECTIONS[kind]) for kind in SECTIONS) + _tables() + _example()
-
-
-def _tables() -> str:
-    """A table for each table of the sections."""
-    parts = []
-    for name, section in sections.SECTIONS.items():
-        for key, table in section.tables.items():
-            rows = [f"| `{one.key}` | {_UNITS.get(one.unit, one.unit)} | {one.title} |" for one in table.columns]
-            head = ["| field | unit | title |", "| --- | --- | --- |"]
-            parts.append("\n".join(["", f"## `sections.{name}.{key}[]`", "", table.about, "", *head, *rows, ""]))
-    return "".join(parts)
-
-
-_UNITS = {
-    "count": "number",
-    "ratio": "0 to 1",
-    "hertz": "Hz",
-    "watts": "W",
-    "celsius": "°C",
-    "joules": "J",
-    "TB/s": "bytes/s",
-}
+    """A table for each part of the report but its sections, then an example."""
+    return HEAD + "\n".join(_section(kind, *SECTIONS[kind]) for kind in SECTIONS) + _example()
 
 
 def _section(kind: Any, where: str, meanings: dict[str, str]) -> str:
