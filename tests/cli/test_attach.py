@@ -103,6 +103,14 @@ def test_where_phases_say_no_more_than_other_the_command_for_lines_is_given(rank
     assert "its lines: `hindmost attach --stacks --pid 100`" in shown
 
 
+def test_a_stopped_rank_is_named_with_what_lets_it_go_on() -> None:
+    """All ranks are in a collective then, and none stands out by its phases."""
+    ranks = [rank(0), dataclasses.replace(rank(1), stopped=True)]
+    shown = table.render(ranks, [share(comm=1.0), share(comm=1.0)], "sampled", 10)
+    assert "rank 1 is stopped by a signal or a debugger: `kill -CONT 101` lets it go on" in shown
+    assert "no rank stands out" not in shown
+
+
 def test_a_lone_rank_leads_to_its_launcher() -> None:
     """All ranks of a launcher can be compared."""
     shown = table.render([rank(0)], [share(forward=1.0)], "sampled", 10, 4711)
@@ -310,6 +318,9 @@ def test_ranks_below_a_launcher_are_looked_into(tmp_path: Path, pids: list[int],
         (folder / "exe").symlink_to(f"/usr/bin/{binary}")
     assert [(one.rank, one.pid) for one in target.by_pids(pids, tmp_path)] == found
     assert target.launcher(12, tmp_path) == target.launcher(14, tmp_path) == 11
+    assert not target.by_pid(12, tmp_path)[0].stopped
+    (tmp_path / "12/stat").write_text("12 (a) T 11 0 0")
+    assert target.by_pid(12, tmp_path)[0].stopped
     with pytest.raises(UsageError, match="--pid 30: neither it nor a process that it started"):
         target.by_pid(30, tmp_path)
     with pytest.raises(UsageError, match="--pid 40: this launcher has started no rank yet"):

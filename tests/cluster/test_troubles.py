@@ -94,7 +94,7 @@ def test_a_python_that_does_not_train_is_said_to_be_that(out: Path) -> None:
     """Where the probe was in, nothing is said of environments or options that would have kept it out."""
     run = observe(out, sys.executable, "-c", "pass")
     (verdict,) = run.report["verdicts"]
-    assert "without a known step" in verdict["evidence"][0]
+    assert "without a step or a collective" in verdict["evidence"][0]
 
 
 def test_hindmost_that_cannot_start(out: Path, tmp_path: Path) -> None:

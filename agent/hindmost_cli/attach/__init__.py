@@ -92,7 +92,7 @@ def _show_stacks(targets: list[Target], keep: Path | None) -> int:
         waiting = [pending(target.pid) for target in targets]
         dumped = list(pool.map(_stack, targets))
     for one, waits, text in zip(targets, waiting, dumped, strict=True):
-        lines = "".join(f"{line}\n" for line in waits)
+        lines = "".join(f"{line}\n" for line in [*[one.stop()] * one.stopped, *waits])
         sys.stdout.write(f"rank {one.rank if one.rank >= 0 else '-'}: {text}{lines}\n")
         if keep is not None:
             _keep(keep / "stacks", one, text + lines)

@@ -197,6 +197,7 @@ def to_dict(targets: Sequence[Target], seen: Sequence[Shares], method: str, seco
                 "rank": target.rank if target.rank >= 0 else None,
                 "pid": target.pid,
                 "command": target.command,
+                "stopped": target.stopped,
                 "samples": shares.samples or None,
                 "phases": {
                     phase: {"share": shares.share.get(phase), "error": shares.error(phase) if shares.share else None}
@@ -227,8 +228,11 @@ def render(
         rank = str(target.rank) if target.rank >= 0 else "-"
         lines.append("  ".join([f"{rank:>4}", f"{target.pid:>8}", *(f"{cell:>10}" for cell in cells)]))
     lines += [one.unseen for one in seen if one.unseen]
+    lines += [target.stop() for target in targets if target.stopped]
     more = f"`hindmost attach {launcher}`, its launcher, compares all ranks"
-    lines += [_sentence(targets, seen), *[more] * bool(launcher), *_without_steps(targets, seen, method)]
+    if not any(target.stopped for target in targets):  # the others wait for it
+        lines.append(_sentence(targets, seen))
+    lines += [*[more] * bool(launcher), *_without_steps(targets, seen, method)]
     return "\n".join([*lines, NO_VERDICT]) + "\n"
 
 

@@ -33,7 +33,7 @@ MPI, COMPILED = re.compile(r"/lib\w*mpi\w*\.so"), -1
 @dataclass(frozen=True)
 class Target:
     """A running Python process, or a compiled program with MPI. ``rank`` is -1 where no launcher named one; ``minor``:
-    its Python's version, 3.minor, or :data:`COMPILED`."""
+    its Python's version, 3.minor, or :data:`COMPILED`; ``stopped``: by a signal or a debugger, when it was found."""
 
     pid: int
     rank: int
@@ -41,6 +41,12 @@ class Target:
     command: str
     executable: str
     minor: int
+    stopped: bool = False
+
+    def stop(self) -> str:
+        """That it is stopped, and what lets it go on."""
+        who = f"rank {self.rank}" if self.rank >= 0 else f"process {self.pid}"
+        return f"{who} is stopped by a signal or a debugger: `kill -CONT {self.pid}` lets it go on"
 
 
 def by_pid(pid: int, proc: Path = Path("/proc")) -> list[Target]:
@@ -114,10 +120,15 @@ def launcher(pid: int, proc: Path = Path("/proc")) -> int | None:
 
 def _parent(folder: Path) -> int:
     """The parent's pid; 0 of a process that has ended."""
+    return int(_stat(folder)[1])
+
+
+def _stat(folder: Path) -> list[str]:
+    """State, parent and what follows them; of a process that has ended its state and 0."""
     try:
-        return int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-    except (OSError, ValueError, IndexError):
-        return 0
+        return (folder / "stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ["X", "0"]
 
 
 def _refusal(error: OSError) -> str:
@@ -185,6 +196,7 @@ def _describe(folder: Path, environ: Mapping[str, str]) -> Target | None:
         command=" ".join(argv[1:]),
         executable=str((folder / "exe").resolve()),
         minor=minor,
+        stopped=_stat(folder)[0] in "Tt",
     )
 
 

@@ -244,7 +244,7 @@ def read_undamaged(files: Iterable[Of], read: Callable[[Of], T]) -> tuple[list[T
         raise DamagedError(damaged[0].path, f"{damaged[0].why}{others}")
     more = f"; and {len(damaged) - _NAMED} more" if len(damaged) > _NAMED else ""
     damage = "; ".join(f"{one.path.name}: {one.why}" for one in damaged[:_NAMED])
-    return found, [f"Left out: {damage}{more}."] if damaged else []
+    return found, [f"Left out: {damage}{more}"] if damaged else []
 
 
 def _tried(one: Of, read: Callable[[Of], T]) -> T | DamagedError:

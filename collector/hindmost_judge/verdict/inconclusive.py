@@ -378,8 +378,8 @@ def _of_ras(run: Run) -> tuple[str, str] | None:
 
 #: What makes a process a rank.
 _LOOKED_FOR = (
-    "a rank is what makes steps of PyTorch, Keras, Lightning or `hindmost.step()`,"
-    " or calls of NCCL, torch.distributed or Horovod, or of MPI under mpirun or srun"
+    "a rank calls MPI (under mpirun or srun), NCCL, torch.distributed or Horovod, or makes steps."
+    " PyTorch, Keras, Lightning and `hindmost.step()` make steps"
 )
 #: What to look at where ``hindmost run`` saw no rank, and nothing says why.
 _INHERIT = (
@@ -389,7 +389,7 @@ _INHERIT = (
 
 #: The same where the probe was in a process all the same.
 _UNTRAINED = (
-    "of one process, mark the steps: `import hindmost`, and `with hindmost.step():` around each iteration."
+    "if the job is one process, mark its steps: `import hindmost`, and `with hindmost.step():` around each iteration."
     " Start a lone MPI process with `mpirun -np 1`."
     " If another process trains, it needs this command's environment: sudo, ssh and containers drop it"
 )
@@ -410,7 +410,7 @@ def _none_seen(job: Job) -> tuple[tuple[str, ...], str]:
     if isolated:
         return (NONE_SEEN,), job_command.isolation_remedy(*isolated)
     called = (script(split(job.command)) or job.command).rpartition("/")[2]
-    seen = f"{called} ended{_after(job)}" + " without a known step, or a collective as a rank" * job.entered
+    seen = f"{called} ended{_after(job)}" + " without a step or a collective that is known" * job.entered
     return (f"{NONE_SEEN}: {seen}", _LOOKED_FOR), _UNTRAINED if job.entered else _INHERIT
 
 

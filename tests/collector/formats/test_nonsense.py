@@ -150,7 +150,7 @@ def test_a_log_without_one_step_is_left_out(folder: Path) -> None:
     (folder / "steps.1.jsonl").write_text('{"step": "a", "t_start": 1, "t_end": 2}\n' * 3)
     report = judge(load(folder))
     assert report.verdicts[0].ranks == (2,)
-    assert "Left out: steps.1.jsonl: no step in it can be read; is it whole?." in report.notes
+    assert "Left out: steps.1.jsonl: no step in it can be read; is it whole?" in report.notes
 
 
 def test_a_compressed_log_that_was_cut_is_read_up_to_there(folder: Path) -> None:
