@@ -62,7 +62,7 @@ HPCC_INPUT = Path("/usr/share/doc/hpcc/examples/_hpccinf.txt")
 SIZES = {"hpl": 2400, "numpy": 2400}
 PRODUCTS = 4
 DRAWS = 4000
-#: HPL solves each of as many orders with each of as many block sizes; and how often its output is looked at (s).
+#: HPL solves with each of as many stopping criteria and panels in recursion; its output is read so often (s).
 HPL_TIMES, HPL_LOOK_S = 20, 0.02
 HPL_BEGINS, HPL_RESULT = b"Begin of HPL", re.compile(rb"^W[RC]\w+ ", re.MULTILINE)
 #: Of one run that is compared with itself: when it is under way (s), for how long it then goes on as usual, for how
@@ -107,12 +107,15 @@ class Bench:
             for old, new in (("1000  ", f"{size}  "), ("2            Ps", "1            Ps")):
                 text = text.replace(old, new, 1)
             text = re.sub(r"^2( +Qs)", rf"{ranks}\1", text, flags=re.MULTILINE)
-            if repeat:
-                for value, name in ((str(size), "Ns"), ("80", "NBs")):
+            if repeat:  # by what PTRANS, which comes first, does not repeat as well
+                for value, name, count in (
+                    ("4", "NBMINs", "recursive stopping criterium"),
+                    ("2", "NDIVs", "panels in recursion"),
+                ):
                     text = re.sub(
                         rf"^{value} +{name}", f"{' '.join([value] * HPL_TIMES)} {name}", text, flags=re.MULTILINE
                     )
-                text = re.sub(r"^1( +# of (?:problems sizes|NBs))", rf"{HPL_TIMES}\1", text, flags=re.MULTILINE)
+                    text = re.sub(rf"^1( +# of {count})", rf"{HPL_TIMES}\1", text, flags=re.MULTILINE)
             (folder / "hpccinf.txt").write_text(text)
             program = ["hpcc"]
         else:
