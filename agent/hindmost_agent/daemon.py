@@ -30,7 +30,7 @@ from hindmost_agent.delivery.stream import Shipper
 from hindmost_agent.exposition import Exposition, listen
 from hindmost_agent.jobs.discovery import Jobs, sweep
 from hindmost_agent.jobs.ranks import RankProcess
-from hindmost_agent.jobs.ras import RasWatch, address
+from hindmost_agent.jobs.ras import AGAIN_NS, RasWatch, address
 from hindmost_agent.jobs.rings import Rings
 from hindmost_agent.kernel_files import text
 from hindmost_agent.runner import Runner
@@ -206,7 +206,9 @@ class Daemon:
                 later_s = self._phase * FULL_PERIOD_S / 2 if self.agent.full and self.agent.in_turn else 0
                 asyncio.get_running_loop().call_later(later_s, self.shipper.notify)
                 self.agent.held_back, self.agent.batch_ns = self.shipper.held_back, self.shipper.batch_ns
-            if self._stalls_change(now_ns):
+            due_ns = self._ras.due_ns(now_ns)
+            next_ns = min(next_ns, max(due_ns, now_ns + AGAIN_NS))
+            if self._stalls_change(now_ns, due_ns):
                 next_ns = now_ns
         except Exception:
             log.exception("tick failed; going on with the next")
@@ -292,10 +294,10 @@ class Daemon:
                 daemon_process.set_session_priority, 0 if leaves or self._dumping else daemon_process.AGENT_SESSION
             )
 
-    def _stalls_change(self, now_ns: int) -> bool:
+    def _stalls_change(self, now_ns: int, due_ns: int) -> bool:
         """Have NCCL's RAS say which collective ranks wait in, where a tick has just seen them stand still; whether
         what it said before is over."""
-        if self._ras.due(now_ns) and (self._asking is None or self._asking.done()):
+        if now_ns >= due_ns and (self._asking is None or self._asking.done()):
             self._asking = asyncio.get_running_loop().create_task(self._ask_ras(now_ns))
         return self.agent.take_stalls(self._ras.seen, now_ns)
 

@@ -61,6 +61,7 @@ STILL_NS = NS
 AGAIN_NS, AGAIN_OF_A_NODE_NS = NS, NS // 20
 #: Ranks stand for no longer than this when RAS is first asked; an agent that has just started does not know better.
 STANDS_MOST_NS = 3 * STILL_NS
+NEVER_NS = 1 << 62
 #: Where no RAS answers for these ranks: it is off, or NCCL has not begun.
 SILENT_NS = 5 * NS
 #: Any job's process may take a connection. One that is stopped never answers.
@@ -127,12 +128,12 @@ class RasWatch:
         self._answered_ns: int | None = None  # when RAS was last asked and answered, in this stop
         self.seen: dict[int, RasStall] = {}
 
-    def due(self, now_ns: int) -> bool:
-        """Whether it is time to ask: the ranks of some job have stood for long enough."""
+    def due_ns(self, now_ns: int) -> int:
+        """When to ask next: the ranks of some job have stood for long enough. Never while all move."""
         if not self._still(now_ns):
             self._since, self.seen, self._answered_ns = {}, {}, None
-            return False
-        return now_ns >= self._due_ns
+            return NEVER_NS
+        return self._due_ns
 
     def _still(self, now_ns: int) -> list[RankProcess]:
         """The ranks of jobs of which none here is seen to move. One that no probe observes may stand."""

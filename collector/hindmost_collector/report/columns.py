@@ -60,20 +60,23 @@ _BOUNDS = {
 
 
 def limit(report: Mapping[str, Any]) -> str:
-    """``GPU computing, no fault: SMs active 92 % of the time, …``;
+    """``GPU computing: SMs active 92 % of the time, …``;
     empty where a verdict says it, the job stopped, or nothing was measured."""
     found = report["job"].get("bound")  # reports of earlier versions have none
     kinds = [verdict["kind"] for verdict in report["verdicts"]]
     if not found or {*STOPS}.intersection(kinds[:1]) or {"input_bound", "host_bound", "oversubscribed"} & {*kinds}:
         return ""
-    fault = "" if found["by"] in ("unknown", "cpu", "checkpoint") else ", no fault"
-    return f"{_BOUNDS.get(found['by'], found['by'])}{fault}: {found['evidence']}"
+    if found["by"] == "communication" and any(verdict.get("cause") == "network" for verdict in report["verdicts"]):
+        return ""
+    return f"{_BOUNDS.get(found['by'], found['by'])}: {found['evidence']}"
 
 
 def bound(report: Mapping[str, Any]) -> str:
-    """The same, below a verdict with a COST line as something besides that."""
+    """The same, below a verdict with a COST line as something apart from that."""
     found, costs = limit(report), any(one.get("cost_ms_per_step") is not None for one in report["verdicts"])
-    return f"besides COST: {found}" if found and costs and bound_by(report) and not limits_more(report) else found
+    by, colon, evidence = found.partition(": ")
+    apart = ", apart from the fault above" * (bool(found) and costs and bound_by(report) and not limits_more(report))
+    return f"{by}{apart}{colon}{evidence}"
 
 
 def on_bound(report: Mapping[str, Any]) -> str:
@@ -372,11 +375,11 @@ def _of_cost(report: Mapping[str, Any]) -> str:
         if not cost or (one.get("since_step") and not of_fault(report)[0]):
             return ""
         least = "at least " if one.get("cost_is") == AT_LEAST else ""
+        amounts = f"{least}{number(cost)}", f"the {number(waited)} ms of {names(who)}"
         if waited > _DIFFERENT * cost:
-            amount = f"{number(cost)} of the {number(waited)} ms of {names(who)}"
-            return f". COST is {least}{amount}. The rest overlaps computing, or becomes a wait for the next rank"
+            return f". COST is {' of '.join(amounts)}. The rest overlaps computing, or becomes a wait for the next rank"
         if waited * _DIFFERENT < cost:
-            return " in collectives. COST is more: how much shorter a step gets without the fault"
+            return f" in collectives. COST, {', is more than '.join(amounts)}: steps are also longer outside of these"
     return ""
 
 

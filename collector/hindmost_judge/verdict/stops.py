@@ -555,15 +555,20 @@ def _called_from(rank: int, stop: Hang, run: Run) -> str:
 
 
 def _waited(stop: Hang, run: Run, where: str) -> str:
-    """How long the others waited; ``where``: in what, or nothing. Of a job at work COST has the time: it counts on."""
+    """That the others waited; ``where``: in what, or nothing. How long stands in COST; here where that does not know.
+
+    Of a job at work COST alone has the time: it counts on.
+    """
     one, inside = len(stop.victims) == 1, f" in {where}" if where else ""
     waited = "1 rank" if one else f"{len(stop.victims)} ranks"
-    if stop.waited_ns < 0 or run.at_work:
-        return f"{waited} {'waits' if one else 'wait'}{inside}{'' if run.at_work else ' (time not recorded)'}"
-    most, until = "" if one else "up to ", ""
-    if _cut_off(run):
-        most, until = "at least ", " (the recording ends there)"
-    return f"{waited} waited {most}{stop.waited_ns / 1e9:.1f} s{inside}{until}"
+    if run.at_work:
+        return f"{waited} {'waits' if one else 'wait'}{inside}"
+    if stop.waited_ns < 0:
+        return f"{waited} {'waits' if one else 'wait'}{inside} (time not recorded)"
+    if where and hang.waits_of(run, stop.victims)[0] >= 0:
+        return f"{waited} waited{inside}"
+    most = "at least " if _cut_off(run) else "" if one else "up to "
+    return f"{waited} waited {most}{stop.waited_ns / 1e9:.1f} s{inside}"
 
 
 def _cut_off(run: Run) -> bool:

@@ -162,11 +162,10 @@ def test_it_takes_two_answers() -> None:
     """The first shows where ranks are, the second that they are still there."""
     hang = answer("hang_json")
     watch = RasWatch(Address("", 0), lambda: [process(0, 546), process(1, 547)], list, Answers(hang, hang))
-    assert watch.due(10 * NS)
+    assert watch.due_ns(10 * NS) <= 10 * NS
     asyncio.run(watch.look(10 * NS))
     assert watch.seen == {}
-    assert not watch.due(10 * NS + NS // 2), "RAS is not asked all the time"
-    assert watch.due(11 * NS)
+    assert watch.due_ns(10 * NS) == 11 * NS, "RAS is not asked all the time"
     asyncio.run(watch.look(11 * NS))
     assert watch.seen[546].waits[0][-1] == 10 * NS
 
@@ -192,7 +191,7 @@ def test_when_a_wait_began(answers: list[bytes], asked: tuple[int, ...], probe_s
     seen = [] if probe_saw is None else [Producer(rank, int(probe_saw * NS)) for rank in ranks]
     watch = RasWatch(Address("", 0), lambda: ranks, lambda: seen, Answers(*answers))
     for second in asked:
-        assert watch.due(second * NS)
+        assert watch.due_ns(second * NS) <= second * NS
         asyncio.run(watch.look(second * NS))
     assert watch.seen[546].waits[0][-1] == since * NS
 
@@ -291,3 +290,16 @@ async def test_ras_is_asked_of_ranks_that_a_tick_sees_stand_still(
     await agent.run()
     writer.close()
     assert bool(asked) is not moves
+
+
+async def test_a_long_interval_does_not_put_off_asking(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Samples are a minute apart: the next tick is when RAS is due, which ranks that stand still wait for."""
+    agent, pauses = Daemon(agent_settings(listen="127.0.0.1:0", interval="60s"), lambda: 10 * NS), list[float]()
+    agent.host.ranks.put(process(0, 546))
+    loop = asyncio.get_running_loop()
+    agent._leaving = loop.create_future()
+    monkeypatch.setattr(Agent, "tick", lambda _, at_ns: at_ns + 60 * NS)
+    monkeypatch.setattr(agent, "_stalls_change", lambda *_: False)
+    monkeypatch.setattr(loop, "call_later", lambda delay, _: pauses.append(delay))
+    agent._tick()
+    assert pauses == [1.0]

@@ -115,7 +115,7 @@ def test_the_caption_says_that_cost_counts_delays_outside_collectives(cost: floa
     """A rank that neighbours wait for in messages costs more than the waits in collectives, which the column has."""
     slow = {"kind": "straggler", "ranks": [1], "cost_ms_per_step": cost, "since_step": since}
     shown = columns.caption(["rank", "caused wait"], report(caused_wait_ms=5.0) | {"verdicts": [slow]})
-    assert ("COST is more: how much shorter a step gets" in shown) == explained
+    assert ("steps are also longer outside of these" in shown) == explained
     of_all = columns.caption(["rank", "caused wait"], report(caused_wait_ms=5.0) | {"verdicts": [slow | {"ranks": []}]})
     assert "COST is more: how much shorter a step gets" not in of_all
 
@@ -391,5 +391,5 @@ def test_brief_speaks_of_no_line_that_it_lacks() -> None:
     slow = {"kind": "straggler", "cause": "compute", "ranks": [1], "cost_ratio": 0.1, "cost_ms_per_step": 0.1}
     found = report() | {"verdicts": [slow | {"since_step": 0, "confidence": 0.9, "evidence": [], "advice": []}]}
     found["job"]["bound"] = {"by": "gpu_compute", "evidence": "SMs active 92 % of the time"}
-    assert columns.bound(found).startswith("besides COST: ")
+    assert columns.bound(found).startswith("GPU computing, apart from the fault above: ")
     assert brief.of(found)["bound"].startswith("GPU computing")

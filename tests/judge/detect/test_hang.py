@@ -148,7 +148,7 @@ def test_what_was_open_until_the_job_was_killed_hung_until_then() -> None:
     job = replace(run.job, exit_code=137, ended_ns=int(run.in_flight["start_ns"].max()) + 40 * SECOND)
     verdict = first(replace(run, job=job))
     assert (verdict.kind, verdict.ranks) == ("hang", (1,))
-    assert verdict.evidence[0] == "3 ranks waited up to 40.0 s in all_reduce"
+    assert verdict.waited_s == pytest.approx(120.0)
     assert "the wait ended when a signal ended the job" in verdict.evidence
 
 
@@ -192,12 +192,8 @@ def test_a_wait_is_as_long_as_the_job_let_it_be(over: dict[str, Any], end: str) 
     """The end of a finished job bounds the wait, and the advice does not suggest attaching to it."""
     run = replace(hang(FOUR, [3]), stacks=from_rows("stacks", [(3, 1, AT)]))
     verdict = first(replace(run, job=replace(run.job, **over)))
-    waited = (
-        "at least 30.0 s in all_reduce (the recording ends there)"
-        if "recording" in end
-        else "up to 30.0 s in all_reduce"
-    )
-    assert verdict.evidence[0] == f"3 ranks waited {waited}"
+    assert verdict.evidence[0] == "3 ranks waited in all_reduce"
+    assert verdict.waited_s == 90.0
     assert end in verdict.evidence
     assert not [line for line in verdict.advice if "attach" in line]
     assert verdict.advice[0].startswith("see what rank 3 on node0 waited for at train.py:49, in load()")

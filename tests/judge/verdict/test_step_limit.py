@@ -152,8 +152,8 @@ def test_too_few_steps_say_nothing() -> None:
 def test_a_report_says_it_in_one_line() -> None:
     """In text and in HTML, in words for each of what it may be."""
     report = judge(recorded(gpu_bound="memory")).to_dict()
-    assert "LIMITED BY GPU memory bandwidth, no fault: SMs active" in text.render(report, width=200)
-    assert inside(document.of_report(report))["report"]["bound"].startswith("GPU memory bandwidth, no fault")
+    assert "LIMITED BY GPU memory bandwidth: SMs active" in text.render(report, width=200)
+    assert inside(document.of_report(report))["report"]["bound"].startswith("GPU memory bandwidth: ")
     for by in BOUNDS:
         assert "_" not in columns.bound({"job": {"bound": {"by": by, "evidence": ""}}, "verdicts": ()})
 
@@ -164,6 +164,7 @@ def test_a_report_says_it_in_one_line() -> None:
         ("cpu", None, "run fewer ranks, or threads of each, per node"),
         ("cpu", "cpu_contention", ""),  # its verdict says it
         ("communication", None, "overlap transfers with computing"),
+        ("communication", "network", ""),  # its verdict says it
         ("gpu_compute", None, ""),
     ],
 )
