@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import re
@@ -15,6 +16,8 @@ from hindmost_agent.jobs.processes import children_of_main, descendants
 from hindmost_agent.jobs.ranks import RankProcess
 from hindmost_agent.kernel_files import File, RankFiles, mount_text, numbers, read_once
 from hindmost_agent.sampler import NAN, Host, Sampler, Series, counter, gauge, register, series
+
+log = logging.getLogger(__name__)
 
 TICKS = os.sysconf("SC_CLK_TCK")
 PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -95,44 +98,6 @@ class Process(RankFiles):
 
     def watch(self, folder: str) -> _StatWatch:
         return _StatWatch(folder)
-
-
-READ = counter("hindmost_process_read_bytes_total", "Bytes fetched from storage.", *_BY)
-WRITTEN = counter("hindmost_process_written_bytes_total", "Bytes sent to storage.", *_BY)
-
-
-class _IoWatch:
-    """One process's ``io``."""
-
-    def __init__(self, folder: str) -> None:
-        self._io: File | None = None
-        self.out_of_reach = ""
-        try:
-            self._io = File(f"{folder}/io")
-            self._io.read()
-        except OSError:  # another user's process, of which mostly opening works and reading does not; or no such file
-            if not os.path.exists(f"{folder}/stat"):  # noqa: PTH110 - the process itself has ended
-                raise
-            self._io, self.out_of_reach = None, "io"
-
-    def values(self) -> list[float]:
-        if self._io is None:
-            return [NAN] * len(ProcessIo.metrics)
-        fields = self._io.read().split()
-        return [int(fields[9]), int(fields[11])]
-
-
-@register
-class ProcessIo(RankFiles):
-    """Storage that ranks read and wrote. `process_children` counts read calls, of DataLoader workers too."""
-
-    name = "process_io"
-    period = 5.0
-    source = "/proc/PID/io"
-    metrics = (READ, WRITTEN)
-
-    def watch(self, folder: str) -> _IoWatch:
-        return _IoWatch(folder)
 
 
 ALLOWED = gauge("hindmost_process_allowed_cpus", "Cores on which the rank may run.", *_BY)
@@ -350,6 +315,8 @@ CHILD_MEMORY = gauge(
     "hindmost_process_children_resident_memory_bytes",
     "Resident memory of descendants, shared pages counted in each.", *_BY,
 )  # fmt: skip
+READ = counter("hindmost_process_read_bytes_total", "Bytes fetched from storage.", *_BY)
+WRITTEN = counter("hindmost_process_written_bytes_total", "Bytes sent to storage.", *_BY)
 CHILD_READ = counter(
     "hindmost_process_children_read_bytes_total", "Bytes that the rank's descendants fetched from storage.", *_BY
 )
@@ -381,14 +348,14 @@ MOST_FILES = 64
 
 @register
 class ProcessChildren(Sampler):
-    """Descendants of each rank; a rank's DataLoader workers count with it."""
+    """Storage that each rank read and wrote, and its descendants; a rank's DataLoader workers count with it."""
 
     name = "process_children"
     period = 5.0
     source = "/proc/PID/{stat,schedstat,io,fd,mounts}, /proc/PID/task/*/children"
     metrics = (
         *(CHILDREN, CHILD_CPU, CHILD_WAITED, CHILD_MEMORY, CHILD_READ, READ_CALLS, READ_ANY, CHILD_BLOCKED),
-        MOUNT_BLOCKED,
+        *(READ, WRITTEN, MOUNT_BLOCKED),
     )
 
     def __init__(self, host: Host) -> None:
@@ -398,6 +365,7 @@ class ProcessChildren(Sampler):
         self._mounts: defaultdict[tuple[int, int], set[tuple[str, str]]] = defaultdict(set)
         self._calls: dict[tuple[int, int], dict[int, tuple[float, float, bool]]] = {}
         self._samples = 0
+        self._said = False
 
     def sample(self) -> list[float]:
         found: dict[Series, float] = {}
@@ -432,6 +400,12 @@ class ProcessChildren(Sampler):
                 found[series(metric, *who)] = self._grown(key, place, total)
         main = _stat_of(proc, rank.pid)
         states = {rank.pid: main} if main is not None else {}
+        if states:
+            fetched, sent = files[rank.pid][_FETCHED:]
+            found |= {series(READ, *who): fetched, series(WRITTEN, *who): sent}
+            if math.isnan(fetched) and not self._said:
+                self._said = True
+                log.warning("/proc/%d: io cannot be read (logged once)", rank.pid)
         blocked = [pid for pid, one in (states | children).items() if one.state == UNINTERRUPTIBLE]
         mounts = [mount for pid in blocked if (mount := newest_mount(proc / str(pid))) is not None]
         self._mounts[key].update(mounts)
@@ -495,18 +469,18 @@ _ASKED, _CALLS, _FETCHED = range(3)
 
 
 def _io(folder: Path) -> tuple[float, ...]:
-    """Bytes that a process got from reads, the calls, and bytes that it fetched from storage; missing where they may
-    not be read, or the kernel does not keep them.
+    """Bytes that a process got from reads, the calls, bytes that it fetched from storage and sent there; missing where
+    they may not be read, or the kernel does not keep them.
     """
     try:
         words = read_once(folder / "io", 4096).split()
-        return float(words[1]), float(words[5]), float(words[9])
+        return float(words[1]), float(words[5]), float(words[9]), float(words[11])
     except ProcessLookupError:  # it has ended
-        return (0.0,) * 3
+        return (0.0,) * 4
     except FileNotFoundError:
-        return (NAN if folder.exists() else 0.0,) * 3
+        return (NAN if folder.exists() else 0.0,) * 4
     except (OSError, ValueError, IndexError):
-        return (NAN,) * 3
+        return (NAN,) * 4
 
 
 def newest_mount(folder: Path) -> tuple[str, str] | None:

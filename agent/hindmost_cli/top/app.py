@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from hindmost.errors import HindmostError, one_line
 from hindmost_collector.report.columns import count
+from hindmost_collector.report.text import of_verdicts
 from hindmost_judge.verdict.wording import UNMEASURED
 from rich.segment import Segment
 from rich.style import Style
@@ -336,20 +337,8 @@ class Top(App[None]):
 
     def action_verdicts(self) -> None:
         """Show all verdicts with all that is known of them."""
-        lines: list[str] = []
-        do = "DO"
-        for verdict in self._picture["verdicts"]:
-            lines += [_head(verdict)]
-            for label, texts in (
-                ("COST", [verdict["cost"]]),
-                ("WHY", verdict["why"]),
-                ("WHERE", [verdict["where"]]),
-                (do, verdict["do"]),
-            ):
-                lines += [f"{'' if at else label:<6} {one_line(text)}" for at, text in enumerate(texts) if text]
-            do = "THEN" if verdict["do"] else do
-            lines += [""]
-        self.push_screen(Page("\n".join(lines).strip() or "no verdict yet"))
+        width = self.size.width * 9 // 10 - 4  # of the page below
+        self.push_screen(Page(of_verdicts(self._picture["verdicts"], width) or "no verdict yet"))
 
     def action_filter(self) -> None:
         """Ask for a filter."""

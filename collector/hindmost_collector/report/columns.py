@@ -75,7 +75,7 @@ def bound(report: Mapping[str, Any]) -> str:
     """The same, below a verdict with a COST line as something apart from that."""
     found, costs = limit(report), any(one.get("cost_ms_per_step") is not None for one in report["verdicts"])
     by, colon, evidence = found.partition(": ")
-    apart = ", apart from the fault above" * (bool(found) and costs and bound_by(report) and not limits_more(report))
+    apart = ", apart from the fault" * (bool(found) and costs and bound_by(report) and not limits_more(report))
     return f"{by}{apart}{colon}{evidence}"
 
 

@@ -6,7 +6,7 @@ import io
 import re
 import textwrap
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -333,6 +333,14 @@ def written(page: Console, lines: Iterable[RenderableType] = ()) -> str:
         label = _THEN if to_do else label
     whole = page.file.getvalue() if isinstance(page.file, io.StringIO) else ""
     return "\n".join(line.rstrip().replace(_BLANK, " ") for line in whole.splitlines()) + "\n"
+
+
+def of_verdicts(verdicts: Iterable[Mapping[str, Any]], width: int) -> str:
+    """Verdicts in words, as the tables of a running job have them, with all that is known of them."""
+    names = [field.name for field in fields(RenderedVerdict)]
+    found = [RenderedVerdict(**{name: one[name] for name in names if name in one}) for one in verdicts]
+    lines = [line for one in found for line in (*_verdict(one, width, explain=True), paragraph("", ""))]
+    return written(console(width, color=False), lines).strip()
 
 
 @dataclass(frozen=True)

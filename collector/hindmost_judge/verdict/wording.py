@@ -154,7 +154,7 @@ def why(blocks: Blocks, slowdowns: list[Slowdown], cause: Cause) -> list[str]:
         mine, each = _levels(blocks.self_time[rows, first:stop])
         theirs = float(median(median(blocks.self_time[others, first:stop], axis=1)))
         between = " between collectives" if blocks.collectives and blocks.lanes is None else ""
-        what = {NEEDS: "CPU and file I/O time", OFF: "off CPU"}.get(blocks.evidence, "self time")
+        what = {NEEDS: _needed(blocks), OFF: "off CPU"}.get(blocks.evidence, "self time")
         what = HOST_WORK if blocks.lanes is not None else what
         repeated = any((ms(part), ms(other)) == (ms(mine), ms(theirs)) for _, part, other, _ in parts)
         alone = blocks.works_alone(rows)
@@ -613,20 +613,17 @@ def balanced(
         found, sure = [*found, *among] if cleared else among, sure and cleared
     if needs is not None:
         row, most = _most(needs)
-        usual = float(median(needs.self_time))
+        usual, each = _levels(needs.self_time)
         beyond = most / max(usual, 1.0)
-        who, work = f"rank {int(needs.ranks[row])}", "CPU and file I/O time"
-        each = median(needs.self_time, axis=1)
-        needy = f"ranks need the same {work}, within {percent(float(np.ptp(each)) / max(usual, 1.0))}"
-        if beyond >= _SAME:
+        who, work = f"rank {int(needs.ranks[row])}", _needed(needs)
+        needy = f"ranks need the same {work}, within {ms(np.ptp(each))}"
+        if beyond >= _SAME and most >= _UNNAMED * blocks.step_ns:
             needy = f"{who} needs {percent(beyond)} more {work} than its peers: negligible"
-            needy = needy if most >= _UNNAMED * blocks.step_ns else f"ranks need the same {work}, within {ms(most)}"
         on_shared, sure = _last_on_shared_cpus(blocks, last, queued=queued)
         found = [needy, *([on_shared] if on_shared else [])]
         takes = most * (np.fmax(cpu_pace(blocks), 1.0) if row == waited_for_most(blocks) else 1.0)
         if beyond >= _FOR_ITS_CPU and takes >= _NOTHING * blocks.step_ns:  # a large part of nothing costs nothing
-            typical = median(needs.self_time, axis=1)
-            took = f"{work} {ms(typical[row])}, others {ms(float(median(np.delete(typical, row))))}"
+            took = f"{work} {ms(each[row])}, others {ms(float(median(np.delete(each, row))))}"
             found, sure = [f"{who} is suspected ({took}), but ranks share CPUs, which can cause that too"], False
     transfers = float(median(blocks.transfer[:1])) / blocks.step_ns
     if transfers >= _MANY_TRANSFERS:
@@ -638,6 +635,12 @@ def balanced(
         found.insert(not dear, line)
         sure = sure and not dear
     return found, sure
+
+
+def _needed(needs: Blocks) -> str:
+    """What ranks were compared by where they share CPUs."""
+    files = any(or_zero(needs.parts[name]).any() for name in FILES if name in needs.parts)
+    return "CPU and file I/O time" if files else "CPU time"
 
 
 def _among_alone(blocks: Blocks, alone: Array, least: float) -> tuple[list[str], bool]:

@@ -17,7 +17,7 @@ from hindmost_agent.samplers.cpu import CpuFrequency
 from hindmost_agent.samplers.infiniband import Infiniband
 from hindmost_agent.samplers.network import NetworkLink
 from hindmost_agent.samplers.pressure import Pressure
-from hindmost_agent.samplers.process import Process, ProcessChildren, ProcessIo, ProcessStatus, ProcessThreads
+from hindmost_agent.samplers.process import Process, ProcessChildren, ProcessStatus, ProcessThreads
 from hindmost_agent.samplers.vmstat import Vmstat
 
 from tests.agent.folders import gone, write
@@ -73,7 +73,7 @@ def worker(host: Host, pid: int, ticks: int, children: str = "", state: str = "S
     thread(folder, pid, "pt_data_worker", ticks, 0.0, children=children)
     line = stat(pid, "pt_data_worker", ticks, state=state)
     queue = f"1 {waited_s * 1e9:.0f} 1\n"
-    write(folder, {"stat": line, "schedstat": queue, "io": "rchar: 9\n" * 4 + "r: 4096\n"})
+    write(folder, {"stat": line, "schedstat": queue, "io": "rchar: 9\n" * 4 + "r: 4096\nw: 0\n"})
     return folder
 
 
@@ -198,7 +198,7 @@ def test_files_of_a_rank_that_are_out_of_reach_are_said_once(host: Host, caplog:
     """Values missing, one line that names the file."""
     write(host.proc / str(PID), {"stat": stat(PID, "python", 100)})
     found = {}
-    for sampler in (Process(host), ProcessIo(host)):
+    for sampler in (Process(host), ProcessChildren(host)):
         read(sampler)
         found.update(read(sampler))
     assert found["hindmost_process_cpu_seconds_total", "j", "0"] == 1.0
@@ -213,11 +213,12 @@ def test_files_of_a_rank_that_are_out_of_reach_are_said_once(host: Host, caplog:
 def test_reads_of_a_rank_that_ends_are_missing_and_not_unreadable(host: Host, caplog: pytest.LogCaptureFixture) -> None:
     """Bytes of storage while it runs; once it has gone nothing is said, and nothing is 0."""
     write(host.proc / str(PID), {"stat": stat(PID, "python", 100), "io": IO})
-    sampler = ProcessIo(host)
-    assert read(sampler)["hindmost_process_read_bytes_total", "j", "0"] == 8192
+    sampler = ProcessChildren(host)
+    found = read(sampler)
+    assert found["hindmost_process_read_bytes_total", "j", "0"] == 8192
+    assert found["hindmost_process_written_bytes_total", "j", "0"] == 4096
     gone(host.proc / str(PID))
-    host.ranks.put(RankProcess("j", 0, 1, 0, PID, 777, "torch"))  # news of the same process: its files are opened anew
-    assert read(sampler) == {}
+    assert ("hindmost_process_read_bytes_total", "j", "0") not in read(sampler)
     assert not caplog.records
 
 

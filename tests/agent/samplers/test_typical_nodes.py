@@ -14,12 +14,12 @@ from tests.agent.conftest import FakePsutil, local_statvfs
 
 EVERYWHERE = {
     "cgroup", "cpu", "cpu_core", "disk", "filesystem", "infiniband", "memory", "network", "network_link", "node_info",
-    "process", "process_io", "process_status", "process_threads", "runqueue", "tcp", "vmstat",
+    "process", "process_children", "process_status", "process_threads", "runqueue", "tcp", "vmstat",
 }  # fmt: skip
 #: What else each node has.
 HAS = {
-    "rhel8": {"cpu_frequency", "edac", "hwmon", "lustre", "numa", "process_children"},
-    "roce": {"nfs", "numa", "pressure", "process_children"},
+    "rhel8": {"cpu_frequency", "edac", "hwmon", "lustre", "numa"},
+    "roce": {"nfs", "numa", "pressure"},
     "rhel7": {"hwmon", "nfs"},
 }
 Values = dict[tuple[str, ...], float]

@@ -391,5 +391,5 @@ def test_brief_speaks_of_no_line_that_it_lacks() -> None:
     slow = {"kind": "straggler", "cause": "compute", "ranks": [1], "cost_ratio": 0.1, "cost_ms_per_step": 0.1}
     found = report() | {"verdicts": [slow | {"since_step": 0, "confidence": 0.9, "evidence": [], "advice": []}]}
     found["job"]["bound"] = {"by": "gpu_compute", "evidence": "SMs active 92 % of the time"}
-    assert columns.bound(found).startswith("GPU computing, apart from the fault above: ")
+    assert columns.bound(found).startswith("GPU computing, apart from the fault: ")
     assert brief.of(found)["bound"].startswith("GPU computing")

@@ -167,7 +167,7 @@ def test_the_last_rank_on_shared_cpus_is_the_schedulers_doing() -> None:
     """A delay says nothing there: what ranks need comes first."""
     found = judge(make(Load(ranks=4, steps=300, compute=2.0, cpus=2, jostle=3.0))).verdicts[0]
     assert found.kind == "balanced"
-    assert re.fullmatch(r"ranks need the same CPU and file I/O time, within [\d.]+ %", found.evidence[0])
+    assert re.fullmatch(r"ranks need the same CPU time, within [\d.]+ ms", found.evidence[0])
     assert "ranks wait" in found.evidence[1]
     assert "the scheduler's doing" in found.evidence[2]
 
@@ -177,7 +177,7 @@ def test_a_large_part_of_little_work_makes_no_rank_suspected() -> None:
     busy = Load(ranks=4, steps=300, compute=0.2, cpus=2, jostle=10.0, faults=[{"rank": 1, "compute": 0.15}])
     found = judge(make(busy)).to_dict()["verdicts"][0]
     assert of_verdict(found).head == "OK"
-    assert found["evidence"][0] == "ranks need the same CPU and file I/O time, within 0.1 ms"
+    assert found["evidence"][0] == "ranks need the same CPU time, within 0.2 ms"
 
 
 def test_a_rank_that_nearly_always_comes_last_is_not_excused_by_shared_cpus() -> None:
