@@ -87,11 +87,7 @@ def headline(
             f"{exact} of {all_lanes}",
             "`bench/accuracy --suite lanes`",
         ),
-        (
-            "live jobs on H200s, with and without faults, judged right",
-            f"{right} of {cases}; {missed}",
-            "`bench/gpu` of commit 4f8d36de",
-        ),
+        ("live jobs on H200s, with and without faults, judged right", f"{right} of {cases}; {missed}", "`bench/gpu`"),
         (
             f"DDP step of {step_ms:.0f} ms on two H200s, with agent, probe and collector",
             f"{longer['percent']:.2f} % longer (95 % interval {low:.2f} to {high:.2f})",

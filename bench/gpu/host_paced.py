@@ -33,6 +33,7 @@ from statistics import fmean, median
 from typing import Any
 
 import numpy as np
+from live_faults import keep
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
@@ -57,8 +58,6 @@ FOUND_WITHIN = 11.0
 LEAST = 0.02
 #: CPUs on which processes wait for their turn, where there are twice as many.
 WAITING_CPUS = 6
-#: Bytes of an archive above which another is begun.
-ARCHIVE = 12 << 20
 
 
 @dataclass(frozen=True)
@@ -450,14 +449,9 @@ def judged_again(graded: list[dict[str, Any]]) -> str:
 
 def archive(out: Path, target: Path) -> None:
     """Every run directory, packed alone, in as many files as keep each one small."""
-    number, name = 1, target
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         for packed in pool.map(_packed, sorted(path.parent for path in out.glob("*/truth.json"))):
-            if name.exists() and name.stat().st_size > ARCHIVE:
-                number += 1
-                name = target.with_stem(f"{target.stem}-{number}")
-            with tarfile.open(name, "a") as tar:
-                tar.add(packed, packed.name)
+            keep(target, packed)
             packed.unlink()
 
 
