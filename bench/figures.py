@@ -125,7 +125,6 @@ def parts(kept: dict[str, Any], accuracy: dict[str, Any]) -> str:
 
 
 def rows(*cells: tuple[str, str, str]) -> str:
-    """A table of these cells."""
     return "".join(f"| {' | '.join(row)} |\n" for row in (("what", "measured", "by"), ("---", "---", "---"), *cells))
 
 

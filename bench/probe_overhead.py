@@ -132,7 +132,6 @@ WORDS = {
 
 
 def machine() -> dict[str, Any]:
-    """What the figures are of."""
     cpu = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
     mpi = subprocess.run(["mpirun", "--version"], capture_output=True, text=True, check=False).stdout.partition("\n")[0]
     return {

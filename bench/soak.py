@@ -77,7 +77,6 @@ class Soak:
             )  # fmt: skip
 
     def environ(self, **more: str) -> dict[str, str]:
-        """Of this checkout."""
         return {**os.environ, "PYTHONPATH": packages(), **more}
 
     def come_and_go(self) -> None:
@@ -112,7 +111,6 @@ class Soak:
             self.sent_s.append(time.monotonic())
 
     def look(self) -> dict[str, float]:
-        """What there is now."""
         found: dict[str, float] = {"store_mib": _size(self.folder / "store"), "spool_mib": _size(self.folder / "spool")}
         for name, process in (("collector", self.collector), ("agent", self.agent)):
             status = Path(f"/proc/{process.pid}/status").read_text()

@@ -73,7 +73,6 @@ def now() -> Panels:
 
 
 def collectors() -> Panels:
-    """What the collectors do."""
     return [
         lines(
             "Lag of the event loop",

@@ -181,7 +181,6 @@ def steps() -> Panels:
 
 
 def waiting() -> Panels:
-    """Who waits, and who is waited for."""
     caused, waits = of_ranks(promql.CAUSED), of_ranks(promql.WAIT)
     return [
         heat(

@@ -123,7 +123,6 @@ def gpu() -> Panels:
 
 
 def node() -> Panels:
-    """The node that it runs on."""
     here = f"and on (node) group by (node) ({of_rank('hindmost_rank_info')})"
     busy, stalled = "node:hindmost_cpu_busy:ratio1m", "hindmost_node_pressure_waiting_seconds_total"
     return [

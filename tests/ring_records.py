@@ -84,7 +84,6 @@ class Call(NamedTuple):
 
 
 def rows_of(block: wire.CollectiveBlock) -> list[Call]:
-    """The rows of a block of the wire."""
     columns = [getattr(block, name) or [_MISSING[name]] * len(block.op) for name in COLUMNS]
     return [Call(block.op_names[op], *row) for op, *row in zip(block.op, *columns, strict=True)]
 

@@ -23,7 +23,6 @@ def blocks_of(run: Run) -> Blocks:
 
 
 def only_verdict(run: Run) -> Verdict:
-    """The verdict on a run of which there is one."""
     (verdict,) = judge(run).verdicts
     return verdict
 
@@ -75,5 +74,4 @@ def call(op: str, seq: int, came: Any, left: Any, *, comm: Any = 7, size: int = 
 
 
 def ns(ms: Any) -> Any:
-    """Whole ns of ms."""
     return (np.asarray(ms) * MS).astype(np.int64)

@@ -162,7 +162,6 @@ class Fixed:
         self._value = value
 
     def integer(self) -> int:
-        """The number."""
         return self._value
 
 

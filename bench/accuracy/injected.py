@@ -93,7 +93,6 @@ class Clean:
 
     @property
     def steps(self) -> Array:
-        """Numbers of the steps."""
         return np.unique(self.step)
 
 

@@ -233,7 +233,6 @@ SHARES = {
 
 
 def scenario(family: str, seed: int) -> Scenario:
-    """The scenario of a family and seed."""
     return FAMILIES[family](np.random.default_rng([seed, 0x53554954]), seed)
 
 

@@ -47,7 +47,6 @@ COUNTERS = ("batches", "duplicate_batches", "missing_batches", "shed_samples", "
 
 
 def metrics(address: str, secret: str) -> str:
-    """The collector's metrics."""
     request = urllib.request.Request(f"http://{address}/metrics")
     if secret:
         request.add_header("Authorization", f"Bearer {secret}")

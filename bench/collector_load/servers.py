@@ -32,7 +32,6 @@ class BareServer:
 
 
 def acknowledged(sequence: int) -> wire.CollectorMessage:
-    """An ack."""
     return wire.CollectorMessage(ack=wire.Ack(durable_sequence=sequence))
 
 

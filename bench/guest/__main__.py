@@ -274,7 +274,6 @@ class Used(NamedTuple):
     times: int = 0
 
     def since(self, before: Used) -> Used:
-        """What was used since then."""
         return Used(self.cpu_s - before.cpu_s, self.times - before.times)
 
 

@@ -41,7 +41,6 @@ class Network:
         self.agent = str(self._rsh())
 
     def address(self, host: str) -> str:
-        """How others reach this host."""
         number = HOSTS.index(host) + 1
         return {"v6": V6, "two": OTHER}.get(self.kind, V4).format(number)
 
@@ -62,7 +61,6 @@ class Network:
             sh(f"tc -n {name} qdisc add dev eth0 root tbf rate {rate} burst 64kb latency 50ms")
 
     def processes(self, host: str) -> list[int]:
-        """Those of a host."""
         return [int(pid) for pid in sh(f"ip netns pids {self._names[host]}").split()]
 
     def kill(self, host: str) -> None:

@@ -38,7 +38,6 @@ def meeting(how: str) -> tuple[int, Callable[[], object]]:
 
 
 def main() -> None:
-    """Train."""
     marks, how, steps, pause_ms = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), float(sys.argv[4])
     slow = int(sys.argv[5]) if sys.argv[5:] else -1
     rank, meet = meeting(how)

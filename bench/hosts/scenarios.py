@@ -151,7 +151,6 @@ class Scene:
         return found
 
     def close(self) -> None:
-        """End all of it."""
         self.net.close()
         for daemon in self.daemons:
             with contextlib.suppress(ProcessLookupError):
@@ -191,7 +190,6 @@ def _names_the_slow(found: dict[str, Any]) -> dict[str, Any]:
 
 
 def open_mpi(scene: Scene, steps: int) -> list[str]:
-    """mpirun of Open MPI 5."""
     words = ["mpirun", "--bind-to", "none", "--prtemca", "plm_ssh_agent", scene.net.agent]
     words += ["--mca", "btl", "tcp,self,sm", "--host", "node-a:2,node-b:2", "-np", str(RANKS)]
     return [*words, sys.executable, *scene.rank("mpi", steps)]
@@ -203,7 +201,6 @@ def run_open_mpi_5(scene: Scene) -> dict[str, Any]:
 
 
 def run_open_mpi_4(scene: Scene) -> dict[str, Any]:
-    """Of Debian 12."""
     words = [DEBIAN_MPI, "--bind-to", "none", "--oversubscribe", "--mca", "plm_rsh_agent", scene.net.agent]
     words += ["--mca", "btl", "tcp,self,vader", "-x", "MPI4PY_LIBMPI"]
     command = [*words, "--host", "node-a:2,node-b:2", "-np", str(RANKS), sys.executable, *scene.rank("mpi", 300)]

@@ -259,7 +259,6 @@ class Awaiting(NoJobs):
         yield collected(STORE_FAILING, [((), 1)])
 
     def metrics(self) -> bytes:
-        """The ``/metrics`` page."""
         return generate_latest(self._registry)
 
     def ready(self) -> str:

@@ -175,7 +175,6 @@ _WANTED = {
 
 
 def flag(name: str) -> str:
-    """The flag of a setting."""
     return "--" + name.replace("_", "-")
 
 

@@ -220,7 +220,6 @@ def nvml() -> FakeNvml:
 
 @pytest.fixture
 def gpu_host(nvml: FakeNvml) -> Host:
-    """A host whose NVML is the fake one."""
     return Host(nvml_library=nvml)
 
 
@@ -286,5 +285,4 @@ def recorded_node(name: str, dev: Path) -> Host:
 
 @pytest.fixture(params=RECORDED)
 def recorded(request: pytest.FixtureRequest, tmp_path: Path) -> Host:
-    """Each recorded machine."""
     return recorded_node(request.param, tmp_path)

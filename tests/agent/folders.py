@@ -11,7 +11,6 @@ def write(folder: Path, files: dict[str, str]) -> None:
 
 
 def gone(folder: Path) -> None:
-    """Remove ``folder`` and all that is in it."""
     for path in sorted(folder.rglob("*"), reverse=True):
         path.rmdir() if path.is_dir() else path.unlink()
     folder.rmdir()

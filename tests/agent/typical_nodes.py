@@ -151,7 +151,6 @@ def groups_v1(kills: str) -> dict[str, str]:
 def port(
     adapter: str, link_layer: str, rate: str, firmware: str = "20.39.3004", board: str = "MT_0000000223"
 ) -> dict[str, str]:
-    """What a port is, which is up."""
     device = f"sys/class/infiniband/{adapter}"
     files = {
         f"{device}/fw_ver": f"{firmware}\n",

@@ -18,7 +18,6 @@ NOW = 1000 * NS
 
 
 def by_rank(block, rows):
-    """``rows`` by the rank that they are of."""
     first = 0
     for rank, count in zip(block.ranks, block.rows, strict=True):
         yield rank, rows[first : first + count]

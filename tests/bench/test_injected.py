@@ -13,7 +13,6 @@ MPI, SHARDED = "mpi-observed-even-1", "fsdp-slow-compute-from40-rank1"
 
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The module."""
     monkeypatch.syspath_prepend(str(BENCH))
     return importlib.import_module("injected")
 

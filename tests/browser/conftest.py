@@ -134,19 +134,15 @@ class Shown:
         return found
 
     def jobs(self) -> list[dict[str, Any]]:
-        """The one job."""
         return self.live.jobs()
 
     def metrics(self) -> bytes:
-        """None of them."""
         return b""
 
     def ready(self) -> str | None:
-        """Always."""
         return None
 
     def damage(self) -> list[str]:
-        """None."""
         return []
 
 

@@ -506,7 +506,6 @@ def report(
 
 
 def row(rank: int) -> dict[str, Any]:
-    """What is said of one rank."""
     slow = rank == 2
     return {
         "rank": rank,

@@ -35,7 +35,6 @@ class Standin:
         self.port = int(self._process.stdout.readline())
 
     def kill(self) -> None:
-        """kill -9."""
         assert self._process
         self._process.kill()
         self._process.wait()

@@ -61,7 +61,6 @@ class Observed:
 
     @property
     def report(self) -> dict[str, Any]:
-        """Its report.json."""
         found: dict[str, Any] = json.loads((self.out / "report.json").read_text())
         return found
 

@@ -84,7 +84,6 @@ def test_ctrl_c_amid_an_import_is_an_exit_code(run: Path, tmp_path: Path, module
 
 
 def asking_threads(pid: int) -> int:
-    """Threads of a process."""
     return len(list(Path(f"/proc/{pid}/task").iterdir()))
 
 

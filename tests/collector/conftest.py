@@ -82,7 +82,6 @@ class FakeAgent:
         return wire.Definitions(schemas=schemas, ranks=ranks, communicators=members)
 
     async def define(self) -> None:
-        """Send the definitions."""
         await self.stream.write(wire.AgentMessage(definitions=self.definitions()))
 
     def batch(self, step: int, slow_rank: int = -1) -> wire.Batch:
@@ -121,7 +120,6 @@ class FakeAgent:
         return batch
 
     async def send(self, batch: wire.Batch) -> None:
-        """Keep and send."""
         self.kept[batch.sequence] = batch
         await self.stream.write(wire.AgentMessage(batch=batch))
 
@@ -175,7 +173,6 @@ class FakeAgent:
 
 @pytest.fixture
 def fake_agent() -> type[FakeAgent]:
-    """The simulated agent."""
     return FakeAgent
 
 
@@ -214,7 +211,6 @@ class Process:
         self.addresses: dict[str, str] = json.loads(line) if line else {}
 
     def kill(self) -> None:
-        """kill -9."""
         self.popen.kill()
         self.popen.wait()
 

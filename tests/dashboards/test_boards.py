@@ -21,7 +21,6 @@ MOST_LINES = 24
 
 
 def target(board: str, title: str, ref: str = "A") -> Target:
-    """One query of a board."""
     (found,) = [one for one in targets(board) if f"{one.title}, ".startswith(f"{title}, ") and one.ref == ref]
     return found
 

@@ -56,7 +56,6 @@ def result(name: str) -> Any:
 
 
 def a_day(bytes_a_sample: float, store: str) -> float:
-    """Bytes of a node's day."""
     sizes = result("storage")["bytes_a_row"]
     steps, calls = sizes["steps"][store], sizes["collectives"][store]
     return DAY_S * (SAMPLES * bytes_a_sample + RANKS * steps + RANKS * COLLECTIVES * calls)

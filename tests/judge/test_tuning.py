@@ -66,7 +66,6 @@ def seen(**planes: float) -> Overview:
 
 
 def cpu_time(busy: float, cpus: int = CPUS) -> list[Any]:
-    """The node's CPUs, so busy."""
     modes = {"user": busy * cpus, "idle": (1 - busy) * cpus}
     return [("hindmost_node_cpu_seconds_total", {"mode": mode}, value) for mode, value in modes.items()]
 

@@ -22,7 +22,6 @@ class TimedLoop:
         return self.cpu, self.cpu * 2
 
     def measured(self, steps: int) -> list[int]:
-        """The numbers of the steps that are measured."""
         found = []
         for number in range(steps):
             before = self.sampling.measuring

@@ -32,7 +32,6 @@ class Loop:
 
     @property
     def written(self) -> list[ring.Event]:
-        """All that the ring was given."""
         self._read += self.reader.poll()
         return self._read
 
@@ -69,7 +68,6 @@ class Loop:
             self.optimize()
 
     def do(self, word: str) -> None:
-        """One word of ``LOOPS``."""
         ((what, number, source, without),) = re.findall(r"(\S)(\d*)@?(\d*)(-?)", word)
         match what:
             case "f":

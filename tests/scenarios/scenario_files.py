@@ -50,7 +50,6 @@ def report_of(*lines: str) -> Report:
 
 
 def simulated_of(lines: list[str]) -> Simulated:
-    """What a scenario simulates."""
     (_, layout), shape = words(lines[0])
     faults = tuple(_fault(line) for line in lines if line.startswith("fault"))
     known: dict[str, Any] = {name: number(value) for name, value in shape.items()}
@@ -58,7 +57,6 @@ def simulated_of(lines: list[str]) -> Simulated:
 
 
 def job_of(lines: list[str]) -> Run:
-    """The run."""
     if lines[0].startswith("simulate"):
         return simulated_of(lines).run
     load, stop = loads.Load(), None

@@ -19,7 +19,6 @@ NEARLY = 0.02
 
 @cache
 def report(path: Path) -> dict[str, Any]:
-    """Its report with all sections."""
     found = recordings.judged(path)
     plain = found.to_dict()
     return sections.added(plain, section_rows.of(recordings.recorded(path), plain, found.overview))

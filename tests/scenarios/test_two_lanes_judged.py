@@ -185,7 +185,6 @@ def test_sharded_jobs_hosts_are_judged_by_their_work(bench: Any, written: str, s
 
 
 def begun_before(rows: Any, time_ns: int) -> Any:
-    """The rows of a table from before a time."""
     return {name: column[rows["start_ns"] < time_ns] for name, column in rows.items()}
 
 

@@ -39,7 +39,6 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def secret(tmp_path: Path) -> Path:
-    """A file with ``SECRET``."""
     path = tmp_path / "secret"
     credentials.write_private(path, SECRET + "\n")
     return path

@@ -43,14 +43,12 @@ def ref(text: str) -> int:
 
 
 def rank_of(job: str, node: str, **more: Any) -> wire.Rank:
-    """The definition of rank 0 of a job."""
     known = RankProcess(job, 0, 1, 0, 7, 9)
     facts = {"ref": known.ref(node), "command": "train.py", "user": job, **more}
     return wire.Rank(job_id=job, world_size=1, node=node, pid=7, process_start_ticks=9, **facts)
 
 
 def steps_of(rank: int, sequence: int, first: int = 0) -> wire.AgentMessage:
-    """A batch with steps of one rank."""
     now = time.monotonic_ns()
     steps = range(first, first + STEPS)
     block = wire.StepBlock(
@@ -60,7 +58,6 @@ def steps_of(rank: int, sequence: int, first: int = 0) -> wire.AgentMessage:
 
 
 def defined(*ranks: wire.Rank, schemas: tuple[wire.Schema, ...] = ()) -> wire.AgentMessage:
-    """Definitions as a message."""
     return wire.AgentMessage(definitions=wire.Definitions(ranks=ranks, schemas=schemas))
 
 

@@ -46,7 +46,6 @@ class Gathered(Generic[_Rows]):
         self.counts: list[int] = []
 
     def add(self, rank: int, rows: _Rows) -> None:
-        """Append rows of one rank."""
         if rows:
             self.rows.extend(rows)
             self.ranks.append(rank)
@@ -140,7 +139,6 @@ class Builder:
         self._samples += len(rows)
 
     def state(self, state: wire.RankState) -> None:
-        """Add a rank's state."""
         self._rest.rank_states.append(state)
         self._samples += 1
 

@@ -109,13 +109,11 @@ class Segment(ABC):
         return Record(offset, *HEADER.unpack(self.read(HEADER.size, offset)))
 
     def records(self, offset: int = START) -> Iterator[Record]:
-        """Headers from ``offset`` on."""
         while (record := self.record(offset)) is not None:
             yield record
             offset = record.end
 
     def message(self, record: Record) -> bytes:
-        """What a record carries."""
         return self.read(record.length - record.marks, record.offset + HEADER.size + record.marks)
 
     def marks(self, record: Record) -> bytes:
@@ -644,7 +642,6 @@ class Spool:
             ledger.save()
 
     def _undelivered_samples(self, segment: Segment) -> int:
-        """Samples of a segment that are not acknowledged."""
         records = segment.records()
         return sum(record.samples for record in records if record.kind == BATCH and record.number > self.ledger.acked)
 

@@ -195,7 +195,6 @@ class Ends:
         end.close()
 
     def close(self) -> None:
-        """Close everything."""
         for end in list(self._watched.values()):
             end.close()
         self._watched.clear()

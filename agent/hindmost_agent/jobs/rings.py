@@ -588,7 +588,6 @@ class RankStates:
         return state
 
     def forget(self, rank: int) -> None:
-        """The rank has gone."""
         self._waiting.pop(rank, None)
         self._said.pop(rank, None)
         self._said_ns.pop(rank, None)

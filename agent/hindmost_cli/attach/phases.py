@@ -50,8 +50,6 @@ MPI_CALL = re.compile(
 
 
 class Frame(NamedTuple):
-    """One frame of a stack."""
-
     function: str
     file: str
     line: int

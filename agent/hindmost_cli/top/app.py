@@ -341,7 +341,6 @@ class Top(App[None]):
         self.push_screen(Page(of_verdicts(self._picture["verdicts"], width) or "no verdict yet"))
 
     def action_filter(self) -> None:
-        """Ask for a filter."""
         box = self.query_one(Input)
         if box.has_focus:
             box.insert_text_at_cursor("/")

@@ -169,7 +169,6 @@ COLUMNS: Mapping[str, Sequence[Column]] = {
 
 
 def rows_of(picture: Mapping[str, Any], view: str) -> list[Row]:
-    """The rows of a view of a picture, which has them by column."""
     table = picture["tables"][view]
     return [dict(zip(table, values, strict=True)) for values in zip(*table.values(), strict=True)]
 

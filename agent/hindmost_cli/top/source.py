@@ -64,8 +64,6 @@ def token_in(address: str) -> str:
 
 
 class Collector:
-    """A running collector."""
-
     def __init__(self, address: str, client: Client = Client()) -> None:  # noqa: B008 - immutable
         token = token_in(address)
         self._client = dataclasses.replace(client, token=token, token_file="") if token else client
@@ -171,7 +169,6 @@ class RunDirectory:
         return self._report
 
     def jobs(self) -> list[str]:
-        """The one that it holds."""
         return [self._path.name]
 
 

@@ -202,5 +202,4 @@ SHARES = dict.fromkeys(FAMILIES, 40)
 
 
 def job(family: str, seed: int) -> Job:
-    """The job of a regime and seed."""
     return FAMILIES[family](np.random.default_rng([seed, 0x4C4E]), seed)

@@ -30,7 +30,6 @@ def grade(family: str, seed: int) -> dict[str, Any]:
 
 
 def compared(asked: Job, truth: Truth, verdicts: Sequence[Verdict]) -> dict[str, Any]:
-    """The verdicts compared with the truth."""
     clean = truth.repaired / asked.steps
     naming = [verdict for verdict in verdicts if verdict.kind in NAMING and verdict.cause != "workload"]
     repairs = zip(truth.each, truth.active, strict=True)

@@ -61,8 +61,6 @@ class Step:
 
 @dataclass
 class History:
-    """All that happened."""
-
     calls: list[Call] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
 
@@ -74,7 +72,6 @@ class History:
 
 
 def run(job: Job, draws: Draws, faults: Sequence[Fault]) -> History:
-    """The whole job with these faults."""
     machine = _Machine(job, draws, faults)
     waiting = deque(iter(stage) for stage in machine.stages)
     idle = 0
@@ -128,7 +125,6 @@ class _Machine:
 
 
 def acting(job: Job, fault: Fault) -> Array:
-    """The steps in which a fault acts."""
     return np.arange(fault.onset, job.steps if fault.end is None else fault.end, fault.every)
 
 
@@ -227,7 +223,6 @@ class _Stage:
             self.now.phases[phase] = self.now.phases[phase] + self.host - before
 
     def _waits(self, until: Array, phase: str) -> Array:
-        """The host waits until then."""
         now = np.maximum(self.host, until)
         self.now.waited[phase] = self.now.waited.get(phase, 0.0) + now - self.host
         return np.asarray(now)

@@ -95,7 +95,6 @@ def stages(job: Job) -> Array:
 
 
 def training(job: Job, stage: int) -> list[Instruction]:
-    """One training step of a stage."""
     if job.shape == "pipeline":
         return _pipeline(job, stage)
     if job.shape == "mpi":

@@ -52,7 +52,6 @@ def text(value: Any) -> str:
 
 
 def groups_of_dump(content: dict[str, Any], entries: list[dict[str, Any]], rank: int) -> dict[str, ProcessGroup]:
-    """The groups of a dump by what its entries call them."""
     config = content.get("pg_config")
     config = config if isinstance(config, dict) else {}
     known = {text(name): one for name, one in config.items() if isinstance(one, dict)}

@@ -76,7 +76,6 @@ class Inbox:
         return AgentMessage.FromString(raw)
 
     def add(self, agent: AgentSession, outbox: Outbox, batch: wire.Batch, now_ns: int) -> None:
-        """Have a batch wait."""
         self._waiting.append((agent, outbox, batch, now_ns))
         full = len(self._waiting) >= MANY or self._bytes > BYTES
         self.out_of_turn |= full or id(agent) in self._in_turn
@@ -173,7 +172,6 @@ _SAMPLES = attrgetter("schema", "time_ns", "values")
 
 
 def samples(batch: Any) -> list[Samples]:
-    """The blocks of samples of a batch."""
     return list(map(_SAMPLES, batch.metrics))
 
 

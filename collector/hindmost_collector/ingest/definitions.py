@@ -74,12 +74,10 @@ class Schema:
         self.head, self.width, self.words = head, len(names), tuple(places)
 
     def labels(self, place: int) -> str:
-        """The labels of one series."""
         return self.words[int(self.head.word[place])]
 
     @property
     def series(self) -> Iterator[Series]:
-        """All of them."""
         head = self.head
         labels = (self.words[one] for one in head.word.tolist())
         return map(Series, head.names, head.counters, head.helps, labels)

@@ -176,7 +176,6 @@ class RelayPage(NoJobs):
             yield collected(metric, [([link.target], value(link)) for link in self._relay.links])
 
     def metrics(self) -> bytes:
-        """The ``/metrics`` page."""
         return generate_latest(self._registry)
 
     def ready(self) -> str | None:

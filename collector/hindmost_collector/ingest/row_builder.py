@@ -58,7 +58,6 @@ class Owners(NamedTuple):
 
     @classmethod
     def of(cls, counts: Sequence[int], ranks: Sequence[int]) -> Owners:
-        """From numbers."""
         return cls(b"".join(map(varint, counts)), np.array(ranks, np.int32).tobytes())
 
 
@@ -241,7 +240,6 @@ _origins: WeakValueDictionary[tuple[str, int], Origin] = WeakValueDictionary()
 
 
 def origin(node: str, schema: int) -> Origin:
-    """The one of that name."""
     found = _origins.get((node, schema))
     if found is None:
         found = _origins[node, schema] = Origin(node, schema)
@@ -268,12 +266,10 @@ class MetricRows:
 
     @property
     def node(self) -> str:
-        """The node of these samples."""
         return self.origin.node
 
     @property
     def schema(self) -> int:
-        """What they are of."""
         return self.origin.schema
 
     @property

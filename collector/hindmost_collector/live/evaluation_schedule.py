@@ -587,6 +587,5 @@ class Judging:
         return turn
 
     def forget(self, job: str) -> None:
-        """A job is over."""
         self._turns.pop(job, None)
         self._last.pop(job, None)

@@ -239,7 +239,6 @@ class _Runs(NamedTuple):
 
     @classmethod
     def of(cls, rank: Array) -> _Runs:
-        """Of rows of these ranks."""
         begin = np.flatnonzero(np.diff(rank, prepend=-1))
         return cls(rank[begin], begin, np.diff(begin, append=len(rank)))
 

@@ -223,11 +223,9 @@ class Pieces:
         return bool(self._held)
 
     def tables(self) -> list[Table]:
-        """The rows of each."""
         return [one.table for one in self]
 
     def add(self, one: Piece) -> None:
-        """Take a piece in."""
         self._held.append(one)
         self._rows += one.rows
 
@@ -705,5 +703,4 @@ class LastRows:
         self._columns, self._stated = {name: column[newest] for name, column in joined.items()}, stated[newest]
 
     def table(self) -> Table:
-        """All of them."""
         return self._columns

@@ -99,7 +99,6 @@ def find_run_directory(folder: Path) -> Path | None:
 
 
 def load_run_directory(folder: Path, now: Callable[[], float] = time.time) -> Run:
-    """What the run directory recorded."""
     run = with_missing(read_run(folder))
     if not rows(run.ranks) and journal.is_locked(folder):
         raise UsageError(_nothing_yet(folder))

@@ -150,7 +150,6 @@ def settings_that_differ(a: Run, b: Run) -> list[dict[str, str | None]]:
 
 
 def _thresholds(run: Run) -> dict[str, str]:
-    """Those that were set."""
     return {f"--set {name}": f"{value:g}" for name, value in run.job.thresholds}
 
 

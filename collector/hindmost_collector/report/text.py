@@ -128,7 +128,6 @@ class _Request:
 
     @property
     def shown_notes(self) -> list[str]:
-        """The first of them, or all."""
         return self.notes[: None if self.explain else _NOTES]
 
     @cached_property

@@ -75,7 +75,6 @@ class Endpoints:
             self._remote_jobs.forget(job)
 
     def jobs(self) -> list[dict[str, Any]]:
-        """What ``/api/jobs`` lists."""
         return self.live.jobs()
 
     def newest(self, name: str | None) -> dict[str, Any] | None:

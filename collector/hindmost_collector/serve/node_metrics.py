@@ -67,7 +67,6 @@ class NodeMetrics:
                 newest[block.origin] = block
 
     def schemas(self) -> set[int]:
-        """The schemas of which there is a value."""
         return {origin.schema for origin in self._newest}
 
     def newest(self) -> Mapping[Origin, MetricRows]:

@@ -152,7 +152,6 @@ class Draws:
 
 
 def draw(scenario: Scenario) -> Draws:
-    """Noise of a scenario."""
     random = np.random.default_rng([scenario.seed, 0x48494E44])
     noise, steps, ranks, intervals = scenario.noise, scenario.steps, scenario.ranks, stretches(scenario)
     between = 1 + noise.between_ranks * np.clip(random.standard_normal(ranks), -2.5, 2.5)
@@ -360,7 +359,6 @@ def acting(scenario: Scenario, draws: Draws, cause: str) -> Array:
 
 
 def run(scenario: Scenario, draws: Draws, faults: Sequence[Fault]) -> Timing:
-    """The whole run, with these faults."""
     plan = Plan.of(scenario, draws, faults)
     shape, step_ns = (scenario.steps, scenario.ranks), scenario.step_ms * 1e6
     begin, finish, issued, copied = (np.zeros(shape) for _ in range(4))

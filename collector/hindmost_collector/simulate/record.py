@@ -132,7 +132,6 @@ def _series(scenario: Scenario, metric: Metric, times: Array, values: Array) -> 
 
 
 def labels_of(scenario: Scenario, metric: Metric, rank: int) -> dict[str, str]:
-    """Labels of a rank's series of this metric."""
     if metric.resource:
         return {"resource": metric.resource}
     job = {"job": f"simulated-{scenario.seed}", "rank": str(rank)}
@@ -196,12 +195,10 @@ def _ranks(scenario: Scenario) -> Table:
 
 
 def node(scenario: Scenario, rank: int) -> str:
-    """The host of a rank."""
     return f"node{rank // scenario.gpus_per_node:04d}"
 
 
 def gpu(rank: int) -> str:
-    """The GPU of a rank."""
     return f"GPU-{rank:08x}"
 
 

@@ -215,17 +215,14 @@ class Job:
 
     @classmethod
     def of(cls, scenario: Scenario, now_ns: int = NODE_BASE_NS) -> Job:
-        """The job of a scenario, with its faults."""
         draws = draw(scenario)
         return cls(scenario, draws, engine.run(scenario, draws, scenario.faults), now_ns)
 
     @property
     def nodes(self) -> range:
-        """Numbers of the nodes."""
         return range(-(-self.scenario.ranks // self.scenario.gpus_per_node))
 
     def ranks(self, node: int) -> range:
-        """Ranks of a node."""
         each = self.scenario.gpus_per_node
         return range(node * each, min((node + 1) * each, self.scenario.ranks))
 
@@ -317,7 +314,6 @@ class Job:
         return at[indices], {metric: values[indices] for metric, values in samples.items()}
 
     def _batch(self, node: int, at: Any, samples: dict[Metric, Any]) -> wire.Batch:
-        """A node's next batch, with its samples."""
         self.sequence[node] = self.sequence.get(node, 0) + 1
         batch = wire.Batch(sequence=self.sequence[node])
         if len(at):

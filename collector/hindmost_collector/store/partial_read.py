@@ -44,7 +44,6 @@ class PartialRead(NamedTuple):
 
     @property
     def note(self) -> str:
-        """What to say of it."""
         length, every = self.kept_ns / 1e9, self.every_ns / 1e9
         calls = "" if self.calls_ns is None else f" ({self.calls_ns / 1e9:.3g} s of collectives)"
         return f"to stay in memory, {length:.3g} s of every {every:.3g} s{calls} were read; `hindmost query` reads all"

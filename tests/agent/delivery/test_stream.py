@@ -118,7 +118,6 @@ class Link:
 
 @asynccontextmanager
 async def shipping(spool: Spool, port: int, **options: Any) -> AsyncIterator[Link]:
-    """A shipper that is at work."""
     link = Link(spool, port, **options)
     task = asyncio.ensure_future(link.shipper.run())
     try:

@@ -50,7 +50,6 @@ def at(runner: Runner, second: int, *, patiently: bool = True) -> dict[str, Read
 
 
 def gpus(reading: Reading, metric: str) -> dict[str, float]:
-    """The values of one metric, by GPU."""
     found = zip(reading.series, reading.values, strict=True)
     return {one.values[0]: value for one, value in found if one.metric.name == f"hindmost_gpu_{metric}"}
 

@@ -64,7 +64,6 @@ async def recorded(folder: Path) -> list[bytes]:
 
 
 def main() -> None:
-    """Record."""
     with tempfile.TemporaryDirectory() as folder:
         messages = asyncio.run(recorded(Path(folder)))
     content = b"".join(struct.pack("<I", len(message)) + message for message in messages)

@@ -39,7 +39,6 @@ class Decoding:
         self.definitions.learn(wire.Definitions(ranks=[known]), self.decoder.job, self.clock)
 
     def chunk(self, batch: wire.Batch):
-        """What becomes of a batch."""
         assert self.decoder.add(packed(batch), "n", "j", self.clock) == []
         return finish(self.decoder.take()["j"])
 

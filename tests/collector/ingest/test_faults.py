@@ -150,7 +150,6 @@ async def test_bytes_that_are_no_protocol(collecting, tmp_path):
 
 
 def frame(kind, flags, stream, payload):
-    """An HTTP/2 frame."""
     return struct.pack(">I", len(payload))[1:] + struct.pack(">BBI", kind, flags, stream) + payload
 
 

@@ -173,7 +173,6 @@ class Upwards:
         self.sent: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
 
     async def write(self, content: bytes) -> None:
-        """Keep it."""
         self.sent.set_result(content)
 
 

@@ -296,13 +296,11 @@ def table(first: int, stop: int, ranks: int, step_ns: int, each: int = 1) -> Pie
 
 
 def rows_of(first: int, stop: int, ranks: Any, step_ns: int, each: int = 1) -> Piece:
-    """The same of these ranks."""
     start = np.repeat(np.arange(first, stop) * step_ns, len(ranks) * each)
     return piece({"start_ns": start, "rank": np.tile(np.repeat(ranks, each), stop - first)})
 
 
 def steps_of(pieces: list[Piece], step_ns: int) -> int:
-    """How many steps pieces are of."""
     return len(np.unique(np.concatenate([one.table["start_ns"] for one in pieces]))) if step_ns and pieces else 0
 
 

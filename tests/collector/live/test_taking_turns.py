@@ -144,7 +144,6 @@ class Costly:
         self.now, self.agree = 5, False
 
     def judging(self):
-        """What paces it."""
         return SimpleNamespace(
             costly=lambda name: True,
             rows=lambda name: 50_000,
@@ -165,7 +164,6 @@ class Costly:
         return {"verdicts": []}
 
     def watch(self, judging=None):
-        """Who watches it."""
         collector = SimpleNamespace(
             clock=SimpleNamespace(now=lambda: self.now),
             decoder=SimpleNamespace(words=None),

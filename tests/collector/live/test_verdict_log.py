@@ -261,7 +261,6 @@ def test_what_is_in_doubt_stands_last() -> None:
 
 
 def opened(**verdict):
-    """The event that a verdict opens."""
     return {"event": "opened", "verdict": {"kind": "straggler", "ranks": [3], "since_step": 40, **verdict}}
 
 

@@ -56,7 +56,6 @@ RUNS = {
 
 @cache
 def judged(name: str) -> tuple[Run, Report, dict[str, Any]]:
-    """A run, and its report with all sections."""
     run = RUNS[name]()
     found = judge(run)
     report = found.to_dict()

@@ -243,7 +243,6 @@ def test_a_job_counts_steps_and_work(job):
 
 
 def verdict(kind, **facts):
-    """An open verdict."""
     return {"kind": kind, "cause": None, "ranks": [], "since_step": 7, "confidence": 0.9, "cost_ratio": None} | facts
 
 

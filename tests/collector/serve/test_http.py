@@ -20,15 +20,12 @@ class Nothing:
         self.live = LivePage(parts)
 
     def ready(self) -> str | None:
-        """Always."""
         return None
 
     def damage(self) -> list[str]:
-        """None."""
         return []
 
     def jobs(self) -> list[dict[str, Any]]:
-        """None."""
         return self.live.jobs()
 
     def report(self, _: str | None) -> None:
@@ -37,7 +34,6 @@ class Nothing:
 
 @pytest.fixture
 def page() -> Iterator[served.Page]:
-    """A page that is served."""
     made = served.Page(("127.0.0.1", 0), cast("Any", Nothing()))
     yield made
     made.close()

@@ -62,7 +62,6 @@ def decoded(message):
 
 
 def bits(value):
-    """A double's bits."""
     return struct.unpack("<Q", struct.pack("<d", value))[0]
 
 

@@ -30,7 +30,6 @@ BAD = 3
 
 
 def samples(flush, rows=200):
-    """A flush's samples of one series."""
     columns = {"node": ["n"] * rows, "name": ["m"] * rows, "labels": ["{}"] * rows}
     columns |= {"time_ns": [flush * rows + at for at in range(rows)], "value": [at * at % 97.0 for at in range(rows)]}
     target = schema.arrow_schema("metrics")

@@ -33,7 +33,6 @@ def also(run: Run, rank: int, op: str, seq: int) -> Run:
 
 
 def in_phase(run: Run, rank: int, name: str) -> Run:
-    """The run with a rank inside a phase."""
     table = run.in_flight
     more = {key: column[-1:].copy() for key, column in table.items()}
     more |= {"rank": np.array([rank], np.int32), "kind": np.array(["phase"]), "name": np.array([name])}

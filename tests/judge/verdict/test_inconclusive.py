@@ -286,7 +286,6 @@ def of(*, gathers: bool = False, starts: bool = False, unsure: float | None = No
 
 
 def late(rank: int, since: int = 0, until: int | None = None, *, kind: str = "straggler") -> Verdict:
-    """A verdict on one rank."""
     return Verdict(kind=kind, ranks=(rank,), since_step=since, until_step=until, cause="unknown")
 
 

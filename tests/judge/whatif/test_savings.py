@@ -28,7 +28,6 @@ def with_places(places: list[int]) -> Blocks:
 
 
 def slowdown(row: int, first: int, stop: int, inner: tuple[tuple[int, int], ...] = ()) -> Slowdown:
-    """One of these steps."""
     return Slowdown(row, first, stop, delay=1.0, z=9.0, consistency=1.0, spread_ratio=9.0, latest=1.0, inner=inner)
 
 

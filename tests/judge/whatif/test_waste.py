@@ -31,7 +31,6 @@ def judged(*faults: Fault, **shape: Any) -> Report:
 
 
 def wasted(report: Report) -> Waste:
-    """The table, which is there."""
     assert report.what_if.waste is not None
     return report.what_if.waste
 

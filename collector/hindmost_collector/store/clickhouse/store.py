@@ -43,8 +43,6 @@ _REMEMBERED = 100_000
 
 
 class AgentSlots:
-    """The slots of one writer."""
-
     def __init__(self) -> None:
         self._first: int | None = None
         self._held: dict[str, int] = {}
@@ -110,7 +108,6 @@ class ClickHouseStore:
                 self.server.command(statement)
 
     def _columns(self) -> dict[str, frozenset[str]]:
-        """The columns of every table that is there."""
         query = "SELECT table, name FROM system.columns WHERE database = {database:String}"
         found: dict[str, set[str]] = defaultdict(set)
         for row in self.server.rows(query, {"database": self.target.place.database}).to_pylist():
@@ -363,7 +360,6 @@ class LevelsOfFlush:
 
 
 def levels_of_stored(server: Server, flush: int) -> list[Insert]:
-    """The levels of a flush whose samples are there."""
     database = ddl.quoted(server.target.place.database)
     found = []
     for level, width in schema.LEVELS.items():

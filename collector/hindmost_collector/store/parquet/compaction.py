@@ -487,7 +487,6 @@ def _bytes(paths: Iterable[Path]) -> int:
 
 
 def _report_bytes(job: Path) -> int:
-    """Bytes of a job's reports and stacks."""
     return _bytes([*job.glob("report.*"), *job.glob("stacks/*")])
 
 

@@ -84,7 +84,6 @@ class ParquetStore:
         return self._journal.state.clock
 
     def job_directory(self, job: str) -> Path:
-        """The run directory of a job."""
         return self.root if self.single else self.root / folder(job)
 
     def write(
