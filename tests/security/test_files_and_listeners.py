@@ -37,6 +37,7 @@ from hindmost_proto.address import Address
 from tests.needs import need
 from tests.security.conftest import SECRET, collecting
 from tests.servers import listening
+from tests.waiting import wait_until
 
 bcrypt = pytest.importorskip("bcrypt")
 
@@ -534,8 +535,10 @@ async def test_an_agents_metrics_are_as_its_web_config_says(authority: Path, tmp
     assert health.endswith(b"ok\n")
 
 
-def test_a_page_with_certificates_asks_for_one(authority: Path, tmp_path: Path) -> None:
-    """As Prometheus' exporters: a client without a certificate of the authority does not get through TLS."""
+def test_a_page_with_certificates_asks_for_one(
+    authority: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As Prometheus' exporters: a client without one of the authority does not get through TLS, and the log says so."""
     pair = f"cert_file: {authority}/collector.pem, key_file: {authority}/collector.key"
     more = f"client_auth_type: RequireAndVerifyClientCert, client_ca_file: {authority}/ca.pem"
     (tmp_path / "web.yml").write_text(f"tls_server_config: {{{pair}, {more}}}")
@@ -550,6 +553,11 @@ def test_a_page_with_certificates_asks_for_one(authority: Path, tmp_path: Path) 
                 assert admitted == (connection.getresponse().read() == b"ok\n")
             except OSError:
                 assert not admitted
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            http.client.HTTPConnection("127.0.0.1", port, timeout=200).request("GET", "/")
+        wait_until(lambda: "plain HTTP" in caplog.text)
+    assert "was refused on the page's port: TLS failed: PEER_DID_NOT_RETURN_A_CERTIFICATE" in caplog.text
+    assert "was refused on the page's port: it sent plain HTTP: use https://" in caplog.text
 
 
 def test_the_cookie_of_an_earlier_job_locks_nobody_out(secret: Path) -> None:

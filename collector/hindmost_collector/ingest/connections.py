@@ -21,6 +21,7 @@ from prometheus_client.core import Metric
 
 from hindmost_collector.ingest.session import AgentSession
 from hindmost_collector.options import address
+from hindmost_collector.refusals import Refusals
 from hindmost_collector.serve.exposition import collected, counter
 
 Stream = Callable[[AsyncIterator[Any], Any], Awaitable[None]]
@@ -161,9 +162,6 @@ class ConnectionLog:
                 agents.clear()
 
 
-#: Seconds between two log lines about calls of one host that are rejected for one reason, and how many such pairs have
-#: lines of their own: of further hosts one line stands for all.
-QUIET_S, _PAIRS = 60.0, 32
 HELLO_FIRST = "the first message of a stream must be Hello"
 UNKNOWN = "no valid token: give --token-file FILE, with the collector's secret or a token of its job"
 NO_RELAY = "only a relay may send for other agents: with the collector's secret, or a certificate named in its relays"
@@ -183,33 +181,13 @@ class RejectedCalls(grpc.GenericRpcHandler):
     """Counts them; served after everything else, it answers calls of what is not served here."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
-        self._now = now
-        #: When a line was written of a reason and a host, and how many calls were rejected since.
-        self._reported: dict[tuple[str, str], tuple[float, int]] = {}
+        self._refusals = Refusals("the agents' port", now)
         self.counts: Counter[str] = Counter()
 
     def count(self, reason: str, context: Any, what: str) -> None:
-        """Count one, and say so if nothing was said of its host and this reason for a minute."""
+        """Count one, and say so at most once a minute."""
         self.counts[reason] += 1
-        pair, now = (reason, context.peer().rpartition(":")[0]), self._now()
-        if pair not in self._reported and len(self._reported) >= _PAIRS:
-            self._forget(now)
-            pair = pair if len(self._reported) < _PAIRS else (reason, "")
-        when, before = self._reported.get(pair, (-QUIET_S, 0))
-        if now - when < QUIET_S:
-            self._reported[pair] = (when, before + 1)
-            return
-        more = f" ({before} more like it since the last such line)" if before else ""
-        log.warning("%s was refused on the agents' port: %s%s", context.peer(), what, more)
-        self._reported[pair] = (now, 0)
-
-    def _forget(self, now: float) -> None:
-        """Let go of pairs that were quiet for a minute, and say of how many calls no line was written."""
-        for (reason, host), (when, before) in list(self._reported.items()):
-            if now - when >= QUIET_S:
-                del self._reported[reason, host]
-                if before:
-                    log.warning("%s: refused %d times more (%s)", host or "other hosts", before, reason)
+        self._refusals.report(reason, context.peer(), what)
 
     async def refuse(self, reason: str, context: Any, code: grpc.StatusCode, what: str) -> None:
         """Count a stream, and end it with the reason."""

@@ -8,6 +8,8 @@ import json
 import secrets
 import selectors
 import socket
+import ssl
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -21,6 +23,7 @@ from hindmost_proto.address import Address
 from hindmost_proto.exposition import CONTENT_TYPE
 
 from hindmost_collector.page import document
+from hindmost_collector.refusals import Refusals
 from hindmost_collector.serve.credentials import ANONYMOUS, EVERYONE, Door, Visitor
 
 
@@ -389,6 +392,7 @@ class _Server(ThreadingHTTPServer):
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         self._wakes, self._woken = socket.socketpair()
         self._over, self._ended = False, threading.Event()
+        self._refusals = Refusals("the page's port")
         super().__init__(address, handler)  # closes the server if the port is taken
 
     def serve_forever(self, poll_interval: float = ARRIVAL_LOOK_S) -> None:
@@ -451,8 +455,13 @@ class _Server(ThreadingHTTPServer):
         finally:
             self._room.release()
 
-    def handle_error(self, request: object, client_address: object) -> None:
-        """A client that went away is no news."""
+    def handle_error(self, _: object, client_address: Any) -> None:
+        """A client that went away is no news; one that fails at TLS is."""
+        error = sys.exc_info()[1]
+        if isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLEOFError):
+            reason = error.reason or str(error)
+            what = "it sent plain HTTP: use https://" if reason == "HTTP_REQUEST" else f"TLS failed: {reason}"
+            self._refusals.report(reason, str(Address(*client_address[:2])), what)
 
 
 class Page:
