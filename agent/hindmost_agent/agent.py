@@ -10,7 +10,7 @@ from hindmost_proto import telemetry_pb2 as wire
 
 from hindmost_agent.delivery.batch import Builder, message
 from hindmost_agent.delivery.spool import REASONS, Spool
-from hindmost_agent.jobs.discovery import Jobs
+from hindmost_agent.jobs.discovery import Jobs, at_work
 from hindmost_agent.jobs.ranks import RankProcess
 from hindmost_agent.jobs.rings import NOTHING, Producer, RankStates, RasStall, Rings
 from hindmost_agent.runner import Runner
@@ -82,6 +82,8 @@ class Agent:
         self.rings = rings
         self.spool = spool
         self.held_back, self.batch_ns = False, 0
+        self._command: tuple[str, int] | None = None
+        self._at_work: RankProcess | None = None
         self._seen_by_ras: Mapping[int, RasStall] = {}
         self._said: set[str] = set()
         self.seen_ns: int | None = None
@@ -261,8 +263,21 @@ class Agent:
                 self.seen_ns = now_ns
             else:
                 self.host.ranks.remove(producer.process.pid)
+        if self._command is not None:
+            self.follow(*self._command)
         if self._jobs is not None:
             self._jobs.look(now_ns)
+
+    def follow(self, job_id: str, pid: int) -> None:
+        """Sample the process that does the work of a job's command as a rank, until one makes itself known."""
+        self._command = job_id, pid
+        before, self._at_work = self._at_work, at_work(self.host.proc, job_id, pid)
+        if len(self.rings):
+            self._command = self._at_work = None
+        if before is not None and before != self._at_work and self.host.ranks.get(before.pid) == before:
+            self.host.ranks.remove(before.pid)
+        if self._at_work is not None:
+            self.host.ranks.put(self._at_work)
 
     def _sample(self, now_ns: int, *, everything: bool = False) -> None:
         for reading in self._runner.run(now_ns, everything=everything):

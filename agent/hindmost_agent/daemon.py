@@ -8,6 +8,7 @@ import gc
 import json
 import logging
 import os
+import re
 import signal
 import sys
 import time
@@ -319,9 +320,12 @@ class Daemon:
         """``--exit-when-stdin-closes``: the process that started us keeps our stdin open while it needs us."""
 
         def readable() -> None:
-            if not os.read(0, 4096):
+            said = os.read(0, 4096)
+            if not said:
                 loop.remove_reader(0)
                 self.leave(CLOSED)
+            elif found := re.fullmatch(rb'{"command": (\d+)}\n', said):
+                self.agent.follow(self.settings.job_id, int(found[1]))
 
         try:
             loop.add_reader(0, readable)

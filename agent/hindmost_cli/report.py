@@ -113,6 +113,7 @@ def run(args: argparse.Namespace) -> int:
         if chosen is not None:
             _refuse_unknown(args.ranks, chosen, report)
         if needed := _needed("brief" if args.brief else args.format, wanted):
+            needed |= set() if report["ranks"] else set(sections.OF_PROCESS)
             needed |= {"limits", "not_measured"} if args.flops_per_sample else set()
             report = sections.added(report, section_rows.of(run, report, found.overview, needed, args.flops_per_sample))
             missing = report["sections"].get("not_measured", {"what": ()})["what"]

@@ -214,6 +214,11 @@ class Facts:
         """Node to how many ranks it has; a job of which no rank is known is one process of the only node."""
         return Counter(self.on.values() or ([*self.cpus] if len(self.cpus) == 1 else ()))
 
+    @property
+    def who(self) -> str:
+        """The typical rank; the process of a command that starts none."""
+        return "the typical rank" if self.on else "the process"
+
     @cached_property
     def used(self) -> dict[str, float]:
         """Node to the share of its CPUs in use."""
@@ -289,7 +294,7 @@ def _too_many_threads(facts: Facts) -> Advice | None:
     export = " ".join(f"{name}={each}" for name in ("OMP_NUM_THREADS", *libraries))
     return Advice(
         "threads of each rank",
-        f"{waiting + used:.1f} threads of the typical rank run or wait for a CPU at a time, its share is {each}"
+        f"{waiting + used:.1f} threads of {facts.who} run or wait for a CPU at a time, its share is {each}"
         f" CPU{'s' * (each > 1)}, and the node's CPUs are {percent(full)} busy",
         f"{DEMAND} times as many threads as CPUs, and CPUs {percent(FULL)} busy",
         f"`export {export}`{f', now {now}' * bool(now)}: one thread for each CPU of a rank"
@@ -323,7 +328,6 @@ def _too_few_threads(facts: Facts) -> Advice | None:
     if not facts.cpus_each >= 2.0 or (facts.run.ranks["gpu_uuid"] != "").any():
         return None
     used, busiest = facts.typical("cpu_seconds_total", "rate"), max(facts.used.values(), default=1.0)
-    used = used if facts.on else busiest * facts.cpus_each  # the node has no more than this
     if not 0.8 <= used <= ONE_THREAD or busiest > HALF + 0.1:
         return None
     cpus = int(facts.cpus_each)
@@ -333,7 +337,7 @@ def _too_few_threads(facts: Facts) -> Advice | None:
     free = f"`mpirun --bind-to none` or `srun --cpus-per-task={cpus}`, then " if allowed < cpus else ""
     return Advice(
         "threads of each rank",
-        f"{'each rank' if facts.on else 'the job'} computes on {used:.1f} of its {cpus} CPUs"
+        f"{facts.who} computes on {used:.1f} of its {cpus} CPUs"
         f"{f', may run on {allowed:.0f}' * bool(free)}, and the node is {percent(busiest)} busy",
         f"at most {ONE_THREAD} CPUs of a rank in use, {percent(HALF + 0.1)} of the node",
         free + (f"{set_threads} (torchrun sets 1)" if by_torch else f"more ranks; with NumPy or OpenMP {set_threads}"),

@@ -92,9 +92,12 @@ def test_a_job_without_a_rank(out: Path) -> None:
 
 def test_a_python_that_does_not_train_is_said_to_be_that(out: Path) -> None:
     """Where the probe was in, nothing is said of environments or options that would have kept it out."""
-    run = observe(out, sys.executable, "-c", "pass")
+    busy = "import time\nwhile time.process_time() < 2.5: pass"
+    run = observe(out, "sh", "-c", f"{sys.executable} -c '{busy}'; exit 0")
     (verdict,) = run.report["verdicts"]
     assert "without a step or a collective" in verdict["evidence"][0]
+    (used,) = run.report["sections"]["hosts"]["ranks"]
+    assert used["memory"] > 0, "what it used is said all the same"
 
 
 def test_hindmost_that_cannot_start(out: Path, tmp_path: Path) -> None:

@@ -163,9 +163,9 @@ CASES: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = [
     ),
     (  # a program that no probe knows
         "threads of each rank",
-        "the job computes on 1.0 of its 16 CPUs, and the node is 6.2 % busy",
-        {"run": unknown(job(*cpu_time(1 / 16)))},
-        {"run": unknown(job(*cpu_time(4 / 16)))},
+        "the process computes on 1.0 of its 16 CPUs, and the node is 6.2 % busy",
+        {"run": unknown(job((f"{PROCESS}cpu_seconds_total", {"rank": "0"}, 1.0), *cpu_time(1 / 16)))},
+        {"run": unknown(job((f"{PROCESS}cpu_seconds_total", {"rank": "0"}, 4.0), *cpu_time(4 / 16)))},
     ),
     (
         "DataLoader workers",

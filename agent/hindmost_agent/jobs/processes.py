@@ -53,7 +53,7 @@ def descendants(host: Host, pid: int) -> list[int] | None:
 
     Where the kernel does not list children (it is an option), psutil finds them among all processes of the node.
     """
-    todo = _children(host.proc / str(pid))
+    todo = children(host.proc / str(pid))
     if todo is None:
         return _by_psutil(host, pid)
     found: list[int] = []
@@ -61,7 +61,7 @@ def descendants(host: Host, pid: int) -> list[int] | None:
         child = todo.pop()
         if host.ranks.get(child) is None:
             found.append(child)
-            todo += _children(host.proc / str(child)) or ()
+            todo += children(host.proc / str(child)) or ()
     return found
 
 
@@ -74,7 +74,7 @@ def children_of_main(host: Host, pid: int) -> list[int]:
     return [int(child) for child in listed if child.isdigit() and host.ranks.get(int(child)) is None]
 
 
-def _children(folder: Path) -> list[int] | None:
+def children(folder: Path) -> list[int] | None:
     """Children of all threads of a process; ``None`` where the kernel does not list them."""
     found: list[int] | None = None
     try:

@@ -173,8 +173,8 @@ def _observed(session: Session, tell: Callable[[Mapping[str, Any]], None]) -> in
         if tunnel := ssh_tunnel(session.page, session.environ, token):
             _say(f"from your own machine: {tunnel}")
 
-    def started() -> None:
-        session.begin()
+    def started(pid: int) -> None:
+        session.begin(pid)
         session.collector.follow("verdict", tell)
 
     try:

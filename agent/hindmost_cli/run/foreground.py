@@ -40,19 +40,19 @@ def run(
     argv: Sequence[str],
     environ: Mapping[str, str],
     heard: Callable[[signal.Signals], None] = lambda _: None,
-    started: Callable[[], None] = lambda: None,
+    started: Callable[[int], None] = lambda _: None,
 ) -> int:
     """Run ``argv`` to its end; return its exit code, or minus the number of the signal that ended it.
 
-    ``heard`` is called with each signal that we got, from any sender, ``started`` once the command runs: threads
-    that it starts get no signals. Raises ``CommandError`` where the command cannot be started. Should we be killed, it
-    gets SIGTERM.
+    ``heard`` is called with each signal that we got, from any sender; ``started`` with the process once it runs: its
+    threads get no signals. Raises ``CommandError`` where the command cannot be started. Should we be killed, it gets
+    SIGTERM.
     """
     watched = {number for number in FORWARDED if signal.getsignal(number) != signal.SIG_IGN} | {signal.SIGCHLD}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, watched)
     try:
         process = _start(argv, environ, before)
-        started()
+        started(process.pid)
         while process.poll() is None:
             info = signal.sigwaitinfo(watched)
             _pass_on(process, info)

@@ -21,6 +21,7 @@ from hindmost.credentials import is_loopback
 from hindmost.errors import HindmostError
 from hindmost_proto.address import Address, parse
 
+from hindmost_cli import launchers
 from hindmost_cli.run import environment, foreground
 from hindmost_cli.run.environment import kept_out
 
@@ -206,6 +207,8 @@ class Session:
     #: The token that opens the page; empty where only this machine reaches it.
     opens: str = ""
     no_ring: str | None = None
+    #: Whether the command starts no ranks, as far as is known.
+    alone: bool = False
 
     @classmethod
     def start(
@@ -254,11 +257,14 @@ class Session:
         argv = launcher.carry(request.command, list(ours), whole)
         page = said.get("http")
         opens = proof.reads if page and _is_open(request.listen) else ""
-        return cls(job, directory, rings, page, argv, whole, collector, agent, opens=opens, no_ring=no_ring)
+        own = launcher.NAME == launchers.FALLBACK
+        return cls(job, directory, rings, page, argv, whole, collector, agent, None, opens, no_ring, own)
 
-    def begin(self) -> None:
-        """The command runs: the job's time begins."""
+    def begin(self, pid: int) -> None:
+        """The command runs as this process: the job's time begins. One that no launcher starts is sampled itself."""
         self.collector.tell({"begun": True})
+        if self.alone:
+            self.agent.tell({"command": pid})
 
     def heard(self, number: signal.Signals) -> None:
         """Remember the first signal that asked the job to end: ranks that exit after it did not crash."""

@@ -122,7 +122,8 @@ def _with_sections(report: dict[str, Any], run: Run, seen: Overview | None) -> d
 def _with_short_sections(report: dict[str, Any]) -> dict[str, Any]:
     if "sections" not in report:
         return report
-    return {**report, "sections": {name: report["sections"][name] for name in _SECTIONS}}
+    chosen = (*_SECTIONS, *(() if report["ranks"] else sections.OF_PROCESS))
+    return {**report, "sections": {name: report["sections"][name] for name in chosen}}
 
 
 def _page(report: dict[str, Any], run: Run, seen: Overview | None, path: str) -> str:

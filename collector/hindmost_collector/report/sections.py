@@ -407,7 +407,31 @@ def in_one_line(found: Sections) -> str:
         if whole and seconds >= _SAID * whole
     ]
     times = f"run time {_seconds(whole)}: {', '.join(shown)}" if whole and len(shown) > 1 else ""
-    return "; ".join(said for said in (paces, times) if said)
+    return "; ".join(said for said in (paces, times) if said) or _of_process(found)
+
+
+#: What the line says of a lone process that makes no steps, from these sections.
+OF_PROCESS = {
+    "hosts": {
+        "cpu": "uses {} CPUs",
+        "of_allowed": "{} of those that it may run on",
+        "wait_for_cpu": "waits for one {} of the time",
+        "memory": "peak memory {}",
+    },
+    "io": {"asked_per_s": "reads {} from files", "blocked": "waits for storage {} of the time"},
+}
+
+
+def _of_process(found: Sections) -> str:
+    """``uses 1.0 CPUs, 50 % of those that it may run on, …``; nothing of several processes."""
+    said = []
+    for section, words in OF_PROCESS.items():
+        rows, table = (found.get(section) or {}).get("ranks") or (), SECTIONS[section].tables["ranks"]
+        units = {column.key: column.unit for column in table.columns}
+        if len(rows) == 1:
+            known = {key: rows[0][key] for key in words if rows[0][key]}
+            said += [words[key].format(written(value, units[key])) for key, value in known.items()]
+    return ", ".join(said)
 
 
 def _rate(value: float) -> str:

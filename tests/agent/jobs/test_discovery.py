@@ -13,7 +13,17 @@ from hindmost_agent import kernel_files
 from hindmost_agent.agent import Agent
 from hindmost_agent.delivery.batch import Builder
 from hindmost_agent.jobs import discovery
-from hindmost_agent.jobs.discovery import LONGEST, PERIOD_NS, YOUNG, Jobs, job_id, pod_of, ring_folders, sweep
+from hindmost_agent.jobs.discovery import (
+    LONGEST,
+    PERIOD_NS,
+    YOUNG,
+    Jobs,
+    at_work,
+    job_id,
+    pod_of,
+    ring_folders,
+    sweep,
+)
 from hindmost_agent.jobs.ranks import RankProcess
 from hindmost_agent.jobs.rings import Rings
 from hindmost_agent.runner import Runner
@@ -395,3 +405,33 @@ def test_it_is_sent_with_the_rank(tmp_path: Path) -> None:
     ref = builder.rank(RankProcess("train", 3, 8, 0, 7, 1))
     (rank,) = wire.AgentMessage.FromString(builder.pack().definitions[ref]).definitions.ranks
     assert rank.pod == POD
+
+
+@pytest.mark.parametrize(
+    ("children", "found"), [("", None), ("11", 11), ("11 12", None)], ids=["none yet", "its only one", "several"]
+)
+def test_the_process_that_works_is_below_the_shell_that_started_it(
+    tmp_path: Path, children: str, found: int | None
+) -> None:
+    """A script may end in anything: of several programs none is taken for the job."""
+    process(tmp_path, 10, "", argv="bash\0run.sh\0")
+    process(tmp_path, 11, "", parent=10, argv="./solver\0-n\0")
+    process(tmp_path, 12, "", parent=10)
+    (tmp_path / "10/task/10").mkdir(parents=True)
+    (tmp_path / "10/task/10/children").write_text(children)
+    known = at_work(tmp_path, "j", 10)
+    assert (known and known.pid) == found
+    assert at_work(tmp_path, "j", 11) == RankProcess("j", 0, 1, 0, 11, 555, command="./solver -n")
+
+
+def test_a_command_is_sampled_until_a_rank_makes_itself_known(tmp_path: Path) -> None:
+    """A program that no probe knows has CPUs and files like any; a script may start ranks later."""
+    host = Host(proc=tmp_path / "proc")
+    process(host.proc, 10, "", argv="./solver\0")
+    agent = Agent("n", NS, host, Runner({}, host, NS), Rings(host, [tmp_path / "rings"]), None)
+    agent.follow("j", 10)
+    assert [(rank.pid, rank.rank) for rank in host.ranks] == [(10, 0)]
+    writer = ring.Writer.create(tmp_path / "rings", Identity("j", 1, 2, 1, "n", "torch", "t.py"), "py", 64)
+    agent.tick(10 * NS)
+    writer.close()
+    assert 10 not in [rank.pid for rank in host.ranks]
