@@ -457,6 +457,8 @@ def _exposed(facts: Facts) -> Advice | None:
     if took - facts.queued < EXPOSED * facts.step:
         return None
     do = "start it early and wait late: `MPI_I...` and `MPI_Wait` around the computing that does not need it"
+    if (rest := facts.step - took) < took:  # this is all that could hide it
+        do = f"send less data, or less often: overlap can hide {ms(rest)}; {advice.of_transfers(facts.run, ())}"
     if "horovod" in facts.frameworks:
         do = f"`DistributedOptimizer(..., compression=hvd.Compression.fp16, backward_passes_per_step=4)`, {_LARGER}"
     elif most.operation.startswith("ddp"):

@@ -425,6 +425,13 @@ def test_bandwidth_is_written_in_a_unit_of_its_size(each: float, pace: str) -> N
     assert f"waiting, {pace} of each rank" in advised(job(), seen(), large)["collectives not overlapped"].found
 
 
+def test_transfers_that_take_most_of_a_step_are_not_to_be_hidden() -> None:
+    """80 ms of 100: the other 20 hide no more than 20. Less data, or a faster network, helps."""
+    hide, most = (advised(job(framework="mpi"), seen(), calls(2, 64 << 20, ms)) for ms in (20.0, 40.0))
+    assert "start it early" in hide["collectives not overlapped"].set
+    assert most["collectives not overlapped"].set.startswith("send less data, or less often: overlap can hide 20.0 ms")
+
+
 @pytest.mark.parametrize("framework", ["torch", "horovod"])
 def test_gradients_that_are_sent_every_few_steps_make_a_larger_batch(framework: str) -> None:
     """The advice says of how many steps."""
