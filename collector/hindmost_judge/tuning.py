@@ -25,7 +25,7 @@ from hindmost_judge.timeline import messages
 from hindmost_judge.types import Floats
 from hindmost_judge.verdict import advice
 from hindmost_judge.verdict.schema import LATE, UNSURE, Verdict
-from hindmost_judge.verdict.wording import ms, percent
+from hindmost_judge.verdict.wording import ms, names, percent
 
 
 @dataclass(frozen=True)
@@ -363,6 +363,40 @@ def _spinning(facts: Facts) -> Advice | None:
     )
 
 
+def _numa_nodes(facts: Facts) -> dict[int, tuple[frozenset[int], frozenset[int]]]:
+    """Rank to the NUMA nodes of the CPUs on which it may run, and those from which it may have memory; where known."""
+    of_cpus: dict[str, dict[int, frozenset[int]]] = {}
+    for one in facts.metrics.series("hindmost_node_numa_cpus_info"):
+        of_cpus.setdefault(one.node, {})[int(one.labels["numa_node"])] = cpu_wait.cpus(one.labels["cpus"])
+    runs_on, memory = (
+        cpu_sharing.last_stated(facts.run, facts.metrics, f"hindmost_process_{name}", label)
+        for name, label in (("affinity_info", "cpus"), ("memory_nodes_info", "numa_nodes"))
+    )
+    found = {}
+    for rank in sorted(runs_on.keys() & memory.keys()):
+        (node, listed), (_, nodes) = runs_on[rank], memory[rank]
+        near = [numa for numa, cpus in of_cpus.get(node, {}).items() if cpus & cpu_wait.cpus(listed)]
+        found[rank] = frozenset(near), cpu_wait.cpus(nodes)  # nodes are listed as CPUs are
+    return found
+
+
+def _far_memory(facts: Facts) -> Advice | None:
+    """Ranks that may have no memory of the NUMA node on which they run."""
+    nodes = _numa_nodes(facts)
+    far = {rank: (min(near), min(memory)) for rank, (near, memory) in nodes.items() if near and memory - near == memory}
+    if not far:
+        return None
+    near, memory = far[min(far)]
+    return Advice(
+        "NUMA-remote memory",
+        f"{names([*far])} may run on CPUs of NUMA node {near} and have memory of node {memory}",
+        "a set of NUMA nodes for memory without those of the CPUs",
+        f"`numactl --cpunodebind={memory} --membind={memory}`, or node {near} in their `cpuset.mems`",
+        1.0,
+        ranks=tuple(far),
+    )
+
+
 def _remote_memory(facts: Facts) -> Advice | None:
     remote = facts.node("numa_remote_pages_total", "rate")
     local = facts.node("numa_local_pages_total", "rate")
@@ -372,12 +406,18 @@ def _remote_memory(facts: Facts) -> Advice | None:
     share = remote[worst] / (remote[worst] + local.get(worst, 0.0))
     if share < REMOTE:
         return None
+    nodes = {rank: near for rank, (near, _) in _numa_nodes(facts).items() if facts.on.get(rank) == worst}
+    several = [rank for rank, near in nodes.items() if len(near) > 1]
+    do = f"bind each rank to one NUMA node: {advice.by_launcher(facts.run.job.command)[1]}"
+    if nodes and not several:
+        do = "ranks are bound to one NUMA node each: see whether that is full, or who else runs there (`numastat -m`)"
     return Advice(
         "NUMA-remote memory",
         f"{percent(share)} of the pages that {worst} allocates lie on another NUMA node than their process"
-        f" ({remote[worst]:,.0f} pages a second)",
+        f" ({remote[worst]:,.0f} pages a second)" + (f"; {names(several)} may run on several" if several else ""),
         f"{percent(REMOTE)} of the pages, {REMOTE_PAGES:,.0f} a second",
-        f"bind each rank to one NUMA node: {advice.by_launcher(facts.run.job.command)[1]}",
+        do,
+        share * min(np.nan_to_num(facts.share("self"), nan=1.0), 1.0),
     )
 
 
@@ -766,6 +806,7 @@ RULES: tuple[Callable[[Facts], Advice | None], ...] = (
     _too_many_ranks,
     _too_few_threads,
     _spinning,
+    _far_memory,
     _remote_memory,
     _workers,
     _small_collectives,

@@ -179,6 +179,7 @@ def numa(nodes: int, gib: int) -> dict[str, str]:
             "".join(f"Node {node} {name}: {size:>15} kB\n" for name, size in kib.items())
             + f"Node {node} HugePages_Total:     0\n"
         )
+        files[f"{folder}/cpulist"] = f"{node * 16}-{node * 16 + 15}\n"
         files[f"{folder}/numastat"] = (
             f"numa_hit {193460335812 + node}\nnuma_miss 12624528\nnuma_foreign 59858623\ninterleave_hit 57146\nlocal_node 193454780853\nother_node 18179487\n"
         )

@@ -97,6 +97,15 @@ def of_pages(**values: float) -> list[Any]:
     return [(f"hindmost_node_numa_{name}_pages_total", {"numa_node": "0"}, value) for name, value in values.items()]
 
 
+def two_numa_nodes(cpus: str, numa_nodes: str) -> list[Any]:
+    """A node of two, of which each rank may run on these CPUs, and have memory of these NUMA nodes."""
+    there = [
+        ("hindmost_node_numa_cpus_info", {"numa_node": str(at), "cpus": f"{8 * at}-{8 * at + 7}"}, 1.0) for at in (0, 1)
+    ]
+    may = [(f"{PROCESS}affinity_info", {"rank": "*", "cpus": cpus}, 1.0)]
+    return [*there, *may, (f"{PROCESS}memory_nodes_info", {"rank": "*", "numa_nodes": numa_nodes}, 1.0)]
+
+
 def of_disk(busy: float, read: float) -> list[Any]:
     counts = {"busy_seconds": busy, "read_bytes": read}
     return [(f"hindmost_node_disk_{name}_total", {"device": "vda"}, value) for name, value in counts.items()]
@@ -249,6 +258,12 @@ CASES: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = [
         "50 % of the pages that n0 allocates lie on another NUMA node",
         {"run": job(*of_pages(remote=5000.0, local=5000.0))},
         {"run": job(*of_pages(remote=5000.0, local=500000.0))},
+    ),
+    (
+        "NUMA-remote memory",
+        "ranks 0 to 3 may run on CPUs of NUMA node 0 and have memory of node 1",
+        {"run": job(*two_numa_nodes("0-3", "1"))},
+        {"run": job(*two_numa_nodes("0-3", "0-1"))},
     ),
     (
         "collectives not overlapped",
@@ -423,6 +438,21 @@ def test_bandwidth_is_written_in_a_unit_of_its_size(each: float, pace: str) -> N
     """Without an exponent."""
     large = [one._replace(bandwidth=each) for one in calls(2, 64 << 20, 20.0)]
     assert f"waiting, {pace} of each rank" in advised(job(), seen(), large)["collectives not overlapped"].found
+
+
+@pytest.mark.parametrize(
+    ("cpus", "do", "found"),
+    [
+        ("0-15", "`numactl --cpunodebind=N --membind=N`", "ranks 0 to 3 may run on several"),
+        ("8-11", "ranks are bound to one NUMA node each", "another NUMA node than their process"),
+    ],
+)
+def test_remote_pages_are_seen_with_where_ranks_may_run(cpus: str, do: str, found: str) -> None:
+    """Binding helps those that are not bound."""
+    run = job(*two_numa_nodes(cpus, "0-1"), *of_pages(remote=5000.0, local=5000.0))
+    one = advised(run, None)["NUMA-remote memory"]
+    assert do in one.set
+    assert found in one.found
 
 
 def test_transfers_that_take_most_of_a_step_are_not_to_be_hidden() -> None:

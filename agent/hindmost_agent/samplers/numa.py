@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from hindmost_agent.kernel_files import File
-from hindmost_agent.sampler import Absent, Host, Metric, Sampler, Series, counter, gauge, register, series
+from hindmost_agent.kernel_files import File, text
+from hindmost_agent.sampler import Absent, Host, Metric, Sampler, counter, gauge, register, series
 
 
 def _gauge(what: str, text: str) -> Metric:
@@ -27,6 +27,7 @@ NUMASTAT = {
     b"local_node": _counter("local", "Pages allocated for a process that ran on this node."),
     b"other_node": _counter("remote", "Pages allocated for a process that ran on another node."),
 }
+CPUS = gauge("hindmost_node_numa_cpus_info", "1; the list of cores of this NUMA node.", "numa_node", "cpus")
 
 
 @register
@@ -35,8 +36,8 @@ class Numa(Sampler):
 
     name = "numa"
     period = 10.0
-    source = "/sys/devices/system/node/node*/{meminfo,numastat}"
-    metrics = (*MEMINFO.values(), *NUMASTAT.values())
+    source = "/sys/devices/system/node/node*/{meminfo,numastat,cpulist}"
+    metrics = (*MEMINFO.values(), *NUMASTAT.values(), CPUS)
 
     def __init__(self, host: Host) -> None:
         super().__init__(host)
@@ -45,10 +46,11 @@ class Numa(Sampler):
         if len(nodes) < 2:
             raise Absent("one NUMA node or none")
         self._files = [(str(number), File(path / "meminfo"), File(path / "numastat")) for number, path in nodes]
+        self._cpus = [series(CPUS, str(number), text(path / "cpulist")) for number, path in nodes]
 
     def sample(self) -> list[float]:
-        found: list[Series] = []
-        values: list[float] = []
+        found = list(self._cpus)
+        values = [1.0] * len(found)
         for number, meminfo, numastat in self._files:
             # "Node 0 MemTotal:  131923108 kB"
             lines = (line.split() for line in meminfo.read().splitlines())

@@ -102,11 +102,15 @@ class Process(RankFiles):
 
 ALLOWED = gauge("hindmost_process_allowed_cpus", "Cores on which the rank may run.", *_BY)
 AFFINITY = gauge("hindmost_process_affinity_info", "1; the list of cores on which the rank may run.", *_BY, "cpus")
+MEMORY_NODES = gauge(
+    "hindmost_process_memory_nodes_info", "1; the list of NUMA nodes from which the rank may have memory.",
+    *_BY, "numa_nodes",
+)  # fmt: skip
 VOLUNTARY = counter("hindmost_process_voluntary_switches_total", "Times the main thread gave up its core.", *_BY)
 INVOLUNTARY = counter("hindmost_process_involuntary_switches_total", "Times the main thread was preempted.", *_BY)
 
 #: Of some sixty lines of status, those that are read.
-STATUS = re.compile(rb"^(Cpus_allowed_list|(?:non)?voluntary_ctxt_switches):\s*(.*?)\s*$", re.MULTILINE)
+STATUS = re.compile(rb"^((?:Cpus|Mems)_allowed_list|(?:non)?voluntary_ctxt_switches):\s*(.*?)\s*$", re.MULTILINE)
 
 
 @register
@@ -116,7 +120,7 @@ class ProcessStatus(Sampler):
     name = "process_status"
     period = 5.0  # a job of seconds is judged by it as well
     source = "/proc/PID/status"
-    metrics = (ALLOWED, AFFINITY, VOLUNTARY, INVOLUNTARY)
+    metrics = (ALLOWED, AFFINITY, MEMORY_NODES, VOLUNTARY, INVOLUNTARY)
 
     def sample(self) -> list[float]:
         found: dict[Series, float] = {}
@@ -136,6 +140,8 @@ def _status(folder: Path, rank: RankProcess) -> dict[Series, float]:
             for metric, key in ((VOLUNTARY, b"voluntary_ctxt_switches"), (INVOLUNTARY, b"nonvoluntary_ctxt_switches"))
             if key in table
         }
+        if b"Mems_allowed_list" in table:
+            found[series(MEMORY_NODES, *who, table[b"Mems_allowed_list"].decode("ascii", "replace"))] = 1.0
         listed = table[b"Cpus_allowed_list"].decode("ascii", "replace")
         found[series(ALLOWED, *who)] = float(_cores(listed))
         found[series(AFFINITY, *who, listed)] = 1.0

@@ -55,7 +55,7 @@ def bound(run: Run) -> list[CpuBinding]:
     allowed: dict[str, dict[int, frozenset[int]]] = {}
     listed: dict[frozenset[int], str] = {}
     metrics = Metrics.of(run)
-    for rank, (node, text) in _last_stated(run, metrics, "hindmost_process_affinity_info", "cpus").items():
+    for rank, (node, text) in last_stated(run, metrics, "hindmost_process_affinity_info", "cpus").items():
         cpus = cpu_wait.cpus(text)
         allowed.setdefault(node, {})[rank] = cpus
         listed[cpus] = text
@@ -123,7 +123,7 @@ def _quotas(run: Run) -> _Quotas:
         seconds = float(np.ptp(series.times)) / 1e9
         if seconds > 0:
             stopped[series.node, series.labels.get("cgroup", "")] = float(np.ptp(series.values)) / seconds
-    stated = _last_stated(run, metrics, "hindmost_process_cpu_cgroup_info", "cgroup")
+    stated = last_stated(run, metrics, "hindmost_process_cpu_cgroup_info", "cgroup")
     on: dict[str, list[tuple[int, str]]] = {}
     for rank, (node, group) in sorted(stated.items()):
         on.setdefault(node, []).append((rank, f"{group}/"))
@@ -150,7 +150,7 @@ def own_quota(run: Run, rank: int) -> tuple[str, float] | None:
     return (own.name, own.cpus) if as_few == {rank} else None
 
 
-def _last_stated(run: Run, metrics: Metrics, name: str, label: str) -> dict[int, tuple[str, str]]:
+def last_stated(run: Run, metrics: Metrics, name: str, label: str) -> dict[int, tuple[str, str]]:
     """Each rank's node and what a label of its series says last: a rank may be bound, or moved, after its start."""
     ours, found = set(run.ranks["rank"].tolist()), dict[int, tuple[str, str]]()
     for series in sorted(metrics.series(name), key=lambda one: int(one.times[-1])):

@@ -25,7 +25,8 @@ from tests.agent.readings import read
 
 PID = 4242
 STATUS = (
-    "Name:\tpython\nCpus_allowed_list:\t0-23,96-119\nvoluntary_ctxt_switches:\t400\nnonvoluntary_ctxt_switches:\t30\n"
+    "Name:\tpython\nCpus_allowed_list:\t0-23,96-119\nMems_allowed_list:\t0-1\n"
+    "voluntary_ctxt_switches:\t400\nnonvoluntary_ctxt_switches:\t30\n"
 )
 IO = "rchar: 9\nwchar: 8\nsyscr: 7\nsyscw: 6\nread_bytes: 8192\nwrite_bytes: 4096\ncancelled_write_bytes: 0\n"
 
@@ -171,6 +172,7 @@ def test_a_rank_says_where_it_may_run(host: Host) -> None:
     found = read(ProcessStatus(host))
     assert found["hindmost_process_allowed_cpus", "j", "0"] == 48
     assert found["hindmost_process_affinity_info", "j", "0", "0-23,96-119"] == 1
+    assert found["hindmost_process_memory_nodes_info", "j", "0", "0-1"] == 1
     assert found["hindmost_process_voluntary_switches_total", "j", "0"] == 400
     assert found["hindmost_process_involuntary_switches_total", "j", "0"] == 30
 

@@ -109,6 +109,7 @@ def test_what_memory_and_boards_say(values: Values) -> None:
     assert values["node_cpu_package_throttles_total", "63"] == 3
     assert values["node_numa_hit_pages_total", "1"] == 193460335813
     assert values["node_numa_remote_pages_total", "1"] == 18179487
+    assert values["node_numa_cpus_info", "1", "16-31"] == 1
     assert (values["node_cpus",], values["node_timeslices_total",]) == (64, 64 * 120033)
 
 
