@@ -25,10 +25,13 @@ from hindmost.web_config import WebConfig
 from hindmost_agent.delivery.spool import Spool
 from hindmost_cli import main
 from hindmost_collector.components import Components
+from hindmost_collector.ingest.chunk import finish
 from hindmost_collector.ingest.session import Outbox
+from hindmost_collector.live.jobs import LiveJob
 from hindmost_collector.options import resolve, resolve_thresholds
 from hindmost_collector.simulate import Scenario
 from hindmost_collector.simulate.write import simulated
+from hindmost_collector.store.arrow_tables import arrow_tables
 from hindmost_proto import telemetry_pb2 as wire
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -129,7 +132,7 @@ def bounded() -> Iterator[None]:
 @given(st.lists(messages(), min_size=1, max_size=4), st.booleans())
 @FIXED
 def test_messages_of_agents(coded: list[bytes], restricted: bool) -> None:
-    """None raises or is an unforeseen failure; what cannot be is counted."""
+    """None raises or is an unforeseen failure; what cannot be is counted, and what was taken is stored and shown."""
     asyncio.run(_ingested(coded, "j" if restricted else ""))
 
 
@@ -157,7 +160,14 @@ async def _ingested(coded: list[bytes], only_job: str) -> None:
             if parsed.WhichOneof("body") in {"definitions", "batch", "clock"}:
                 await ingest.handle(agent, outbox, parsed)
         ingest.inbox.empty()
-        parts.decoder.take()
+        chunks = {job: finish(rows) for job, rows in parts.decoder.take().items()}
+        words, definitions = parts.decoder.words, parts.ingest.definitions
+        stored = arrow_tables({job: [one] for job, one in chunks.items()}, words, definitions)
+        for name, chunk in chunks.items():
+            job = LiveJob(name, 0)
+            job.add(chunk, words, definitions, 1)
+            rows = sum(piece.num_rows for piece in stored.get((name, "steps"), ()))
+            assert len(job.snapshot(words)().steps["rank"]) == rows
         outbox.drain()
     assert ingest.counts["set_aside"] == 0
 

@@ -262,6 +262,18 @@ def test_a_batch_that_cannot_be_taken_ends_its_own_stream(waiting, taken, caplog
     assert "agent a" in caplog.text
 
 
+def test_times_beyond_64_bits_are_the_last_that_a_column_holds():
+    """A clock may be off by anything: a rank's state, and what it is in, are stored all the same."""
+    decoding, end = Decoding(), (1 << 63) - 1
+    decoding.clock = NodeClock(0, 10**18)
+    state = wire.RankState(rank=7, time_ns=end, life=1, ended_ns=end, events_total=(1 << 64) - 1)
+    state.in_flight.add(kind="phase", name="input", start_ns=end)
+    chunk = decoding.chunk(wire.Batch(sequence=1, rank_states=[state]))
+    (stored,) = arrow_tables({"j": [chunk]}, decoding.decoder.words, decoding.definitions)["j", "rank_states"]
+    (row,) = stored.to_pylist()
+    assert [row[name] for name in ("time_ns", "ended_ns", "events_total")] == [end] * 3
+
+
 AHEAD = 1_000_000
 
 

@@ -3,13 +3,9 @@
 import asyncio
 import contextlib
 import os
-import socket
-import struct
 import subprocess
 
-import grpc
 import numpy as np
-import psutil
 import pytest
 from hindmost_collector.store.parquet.store import read_run
 from hindmost_proto import retry
@@ -125,81 +121,6 @@ async def test_client_that_never_reads(collecting, fake_agent, tmp_path):
             waiting = len(collector.ingest.agents["deaf@n9"].outbox.drain())
         await deaf.close()
         assert waiting <= 2
-
-
-async def test_bytes_that_are_no_protocol(collecting, tmp_path):
-    """Noise on the port, half a handshake and messages that do not parse end their connections, and nothing else."""
-    async with collecting(store=str(tmp_path), flush_seconds=0.1) as collector:
-        address = collector.addresses["grpc"]
-        host, port = address.rsplit(":", 1)
-        idle = socket.create_connection((host, int(port)))
-        idle.sendall(b"PRI * HTT")  # and never the rest
-        with socket.create_connection((host, int(port))) as noise, contextlib.suppress(OSError):
-            noise.sendall(os.urandom(1 << 20))
-        async with grpc.aio.insecure_channel(address) as channel:
-            call = channel.stream_stream("/hindmost.v1.Telemetry/Stream")()
-            await call.write(b"\xff" * 1000)
-            code = await call.code()
-        client = ledger.Client(0, address)
-        async with running(client):
-            client.make()
-            await until(lambda: client.acked == 1)
-        idle.close()
-    assert code == grpc.StatusCode.INVALID_ARGUMENT
-    assert troubles([client], tmp_path) == {}
-
-
-def frame(kind, flags, stream, payload):
-    return struct.pack(">I", len(payload))[1:] + struct.pack(">BBI", kind, flags, stream) + payload
-
-
-def header(name, value):
-    """A literal header field, never indexed."""
-    return b"\x10" + bytes([len(name)]) + name + bytes([len(value)]) + value
-
-
-def closes_stream(answer):
-    """Whether frames end stream 1: by RST_STREAM, by a flag, or with the whole connection."""
-    while len(answer) >= 9:
-        size, kind, flags = int.from_bytes(answer[:3], "big"), answer[3], answer[4]
-        stream = int.from_bytes(answer[5:9], "big")
-        if kind in {3, 7} or (stream == 1 and flags & 1 and kind in {0, 1}):
-            return True
-        answer = answer[9 + size :]
-    return False
-
-
-def announce_gigabyte(host, port):
-    """Begin a message that says it has 1 GB; what the server answers, once it has ended the stream."""
-    named = {b":method": b"POST", b":scheme": b"http", b":path": b"/hindmost.v1.Telemetry/Stream", b":authority": b"x"}
-    named |= {b"te": b"trailers", b"content-type": b"application/grpc"}
-    fields = b"".join(header(*item) for item in named.items())
-    with socket.create_connection((host, port), timeout=200) as connection:
-        connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0, 0, b"") + frame(1, 4, 1, fields))
-        connection.sendall(frame(0, 0, 1, b"\0" + struct.pack(">I", 1 << 30) + bytes(16_000)))
-        answer = b""
-        while not closes_stream(answer):
-            more = connection.recv(65536)
-            if not more:
-                break
-            answer += more
-        return answer
-
-
-async def test_gigabyte_message(collecting, tmp_path):
-    """A message that says it has 1 GB is refused before a byte of memory is taken for it; others are served."""
-    async with collecting(store=str(tmp_path), flush_seconds=0.1) as collector:
-        host, port = collector.addresses["grpc"].rsplit(":", 1)
-        before = psutil.Process().memory_info().rss
-        answers = [await asyncio.to_thread(announce_gigabyte, host, int(port)) for _ in range(3)]
-        grown = psutil.Process().memory_info().rss - before
-        client = ledger.Client(0, collector.addresses["grpc"])
-        async with running(client):
-            client.make()
-            await until(lambda: client.acked == 1)
-    assert all(b"larger than max (1073741824" in answer for answer in answers)
-    assert grown < 100 << 20
-    assert troubles([client], tmp_path) == {}
 
 
 async def test_two_agents_of_one_identity(collecting, tmp_path, caplog):

@@ -3,95 +3,18 @@
 import asyncio
 import contextlib
 import json
-import math
-import random
 import re
 import types
 import urllib.request
 
 import grpc
 import pytest
-from hindmost_collector.ingest.chunk import finish
-from hindmost_collector.ingest.clock import NodeClock
 from hindmost_collector.ingest.connections import RejectedCalls
-from hindmost_collector.ingest.decode import Decoder
-from hindmost_collector.ingest.definitions import Definitions
-from hindmost_collector.ingest.packed_fields import packed
-from hindmost_collector.ingest.row_builder import Malformed, Words
-from hindmost_collector.live.jobs import LiveJob
-from hindmost_collector.store.arrow_tables import arrow_tables
+from hindmost_collector.ingest.row_builder import Words
 from hindmost_collector.store.parquet.store import read_run
 from hindmost_proto import telemetry_pb2 as wire
 
 pytestmark = pytest.mark.torture
-
-INT64 = (0, 1, -1, 2**63 - 1, -(2**63))
-INT32 = (0, 1, -1, 2**31 - 1, -(2**31))
-VALUES = {
-    "int64": INT64,
-    "sfixed64": INT64,
-    "int32": INT32,
-    "sint32": INT32,
-    "uint32": (0, 1, 2**32 - 1),
-    "uint64": (0, 1, 2**64 - 1),
-    "fixed64": (1, 2, 2**64 - 1),
-    "double": (0.0, -1.5, math.inf, -math.inf, math.nan, 5e-324),
-    "string": ("", "x", "stack.txt", "../..", "a\0b", "é\n", "input", "rank" * 40),
-    "bytes": (b"", b"\xff\0"),
-    "enum": (0, 1, 2, 77),
-    "bool": (True, False),
-}
-KINDS = {
-    kind: getattr(wire.StepBlock.DESCRIPTOR.fields[0], f"TYPE_{kind.upper()}") for kind in VALUES
-}  # protobuf's numbers of types
-NAMES = {number: kind for kind, number in KINDS.items()}
-
-
-def anything(message, chance, depth=0):
-    """Fill a message with extreme values, each field with even odds, columns of any length up to 40."""
-    for field in message.DESCRIPTOR.fields:
-        if chance.random() < 0.3:
-            continue
-        repeated, nested = field.is_repeated, field.message_type
-        count = chance.choice((0, 1, 2, 2, 2, 40)) if repeated else 1
-        if nested is not None and nested.GetOptions().map_entry:
-            getattr(message, field.name)[chance.choice(VALUES["string"])] = chance.choice(VALUES["string"])
-        elif nested is not None:
-            for _ in range(min(count, 3)):
-                inner = getattr(message, field.name)
-                anything(inner.add() if repeated else inner, chance, depth + 1)
-        else:
-            chosen = [chance.choice(VALUES[NAMES[field.type]]) for _ in range(count)]
-            if repeated:
-                getattr(message, field.name).extend(chosen)
-            else:
-                setattr(message, field.name, chosen[0])
-    return message
-
-
-@pytest.mark.parametrize("seed", range(30))
-def test_nothing_that_parses_breaks_the_pipeline(seed):
-    """Messages full of extremes are taken or complained of, and what was taken can be shown, snapped and stored."""
-    chance = random.Random(seed)  # noqa: S311 - not for secrets
-    definitions = Definitions()
-    decoder = Decoder(definitions)
-    clock = NodeClock(chance.choice(INT64), 10**18)
-    for _ in range(30):
-        clock.add(*(chance.choice(INT64) for _ in range(4)))
-        with contextlib.suppress(Malformed):  # said to the sender, once
-            definitions.learn(packed(anything(wire.Definitions(), chance)), decoder.job, clock)
-        decoder.add(packed(anything(wire.Batch(), chance)), "node", "job", clock)
-    chunks = {job: finish(rows) for job, rows in decoder.take().items()}
-    stored = {
-        key: sum(piece.num_rows for piece in pieces)
-        for key, pieces in arrow_tables({job: [one] for job, one in chunks.items()}, decoder.words, definitions).items()
-    }
-    assert sum(stored.values()) > 0
-    for name, chunk in chunks.items():
-        job = LiveJob(name, 0)
-        job.add(chunk, decoder.words, definitions, 1)
-        run = job.snapshot(decoder.words)()
-        assert len(run.steps["rank"]) == stored.get((name, "steps"), 0)
 
 
 def test_names_are_bounded():

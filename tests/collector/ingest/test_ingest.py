@@ -143,10 +143,12 @@ async def test_leaves_malformed_blocks_out(collecting, fake_agent, tmp_path):
         batch.steps[0].duration_ns.append(3)
         batch.collectives[0].op[0] = 77
         batch.metrics[0].values.append(1.0)
+        batch.steps.add(ranks=[agent.rank_ref(0)], rows=[2], step=[9], start_ns=[1], duration_ns=[1])
+        batch.intervals.add(rank=agent.rank_ref(0), names=["save"], name=[0, 0], start_ns=[1], duration_ns=[1])
         await agent.send(batch)
         await agent.until_acked(1)
         await agent.close()
-        assert collector.ingest.counts["malformed_blocks"] == 3
+        assert collector.ingest.counts["malformed_blocks"] == 5
     assert steps(tmp_path) == [(1, 0)]
 
 
