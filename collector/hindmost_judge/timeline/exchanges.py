@@ -85,10 +85,14 @@ def with_exchanges_joined(run: Run) -> Exchanges | None:
     of_root = np.array([name in _OF_ROOT for name in names])[code]
     usable = messages(names)[code] | (of_root & (table["peer"] >= 0))  # others now and then are no part of a step
     usable &= ((table["flags"] & (ERROR | GPU_TIME)) == 0) & (table["duration_ns"] >= 0)
-    calls = np.flatnonzero(usable & (table["start_ns"] >= 0) & (table["self_ns"] != UNMEASURED))
-    if len(calls) == 0:  # nothing tells what ranks did between their messages
-        return None
+    calls = np.flatnonzero(usable & (table["start_ns"] >= 0))
     calls = calls[np.lexsort((table["start_ns"][calls], table["rank"][calls]))]
+    _, first, count = np.unique(table["rank"][calls], return_index=True, return_counts=True)
+    known = table["self_ns"][calls] != UNMEASURED
+    if not known.any():  # nothing tells what ranks did between their messages
+        return None
+    known[first[count >= _MANY]] = True
+    calls = calls[known]
     peer = job_ranks(run, table["comm"][calls], table["peer"][calls])
     table = table | {"self_ns": _since_last_call(table, calls, of_root)}
     ranks, first = np.unique(table["rank"][calls], return_index=True)
@@ -108,6 +112,10 @@ def with_exchanges_joined(run: Run) -> Exchanges | None:
     cohort = _numbered([(one.kinds, None if same else (one.sources, one.targets)) for one in each])
     joined = replace(run, collectives=_joined(table, each, at_once=at_once))
     return Exchanges(joined, pairs, _travels(table, found, pairs, at_once=at_once), kind, cohort)
+
+
+#: A rank's first call, before which nothing is known, is of a step if so many follow; else perhaps of its set-up.
+_MANY = 100
 
 
 class _Pattern(NamedTuple):

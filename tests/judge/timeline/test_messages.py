@@ -427,6 +427,14 @@ def test_what_a_gpu_idles_for_its_host_is_no_work() -> None:
     np.testing.assert_allclose(idle, [work - 10e6, np.zeros(len(steps))])
 
 
+def test_steps_of_exchanges_begin_with_the_first_call() -> None:
+    """Nothing is known of the time before it, and it belongs to the first step all the same."""
+    run = exchanging(np.full((3, 60), 2.0 * MS))
+    own, first = run.collectives["self_ns"].copy(), np.unique(run.collectives["rank"], return_index=True)[1]
+    own[first] = UNMEASURED
+    assert judge(replace(run, collectives={**run.collectives, "self_ns": own})).job.steps == 60
+
+
 def test_messages_of_one_call_are_in_one_order_however_their_times_fall() -> None:
     """A send and a receive of one kernel begin within 2 us of each other, now this first and now that."""
     found = {
