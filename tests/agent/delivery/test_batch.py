@@ -1,10 +1,7 @@
 """Steps become columns, whatever phases each of them has; readings become blocks, whatever series they come with."""
 
-import gc
-
 import pytest
 from hindmost_agent.delivery.batch import UNMEASURED, Builder
-from hindmost_agent.exposition import Exposition
 from hindmost_agent.jobs.event_rows import StepRow
 from hindmost_agent.sampler import Metric, Reading, Series, gauge
 from hindmost_proto import telemetry_pb2 as wire
@@ -51,19 +48,6 @@ def test_ranks_that_come_within_a_batch_have_a_block_of_their_own() -> None:
     blocks = wire.Batch.FromString(b"".join(packed.parts)).metrics
     assert [(list(block.time_ns), len(block.values)) for block in blocks] == [([0, 20], 4), ([10], 3)]
     assert sorted(block.schema for block in blocks) == sorted(packed.definitions)
-
-
-def test_of_the_series_of_jobs_that_are_over_none_is_kept() -> None:
-    """An agent lives for years: what one job of many ranks takes must not be taken again by the next."""
-    metric = gauge("hindmost_process_asleep", "How much a rank of a test sleeps.", "rank")
-    builder, exposition = Builder("n"), Exposition("n")
-    for job in range(20):
-        one = reading(range(100 * job, 100 * job + 100), metric)
-        builder.reading(one)
-        builder.pack()
-        assert exposition.render([one]).count(b"\nhindmost_process_asleep{") == 100
-    del one
-    assert sum(isinstance(found, Series) and found.metric is metric for found in gc.get_objects()) == 100
 
 
 @pytest.mark.parametrize(

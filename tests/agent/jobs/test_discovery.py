@@ -74,19 +74,6 @@ def test_a_folder_out_of_reach_hides_no_other_user_s(tmp_path: Path, monkeypatch
     assert ring_folders(tmp_path) == [tmp_path / "hindmost-8/b"]
 
 
-def test_of_jobs_that_are_over_nothing_is_kept(tmp_path: Path) -> None:
-    """An agent of a node sees thousands of jobs: each has a folder of its own, which goes with it."""
-    host = Host(proc=tmp_path)
-    rings = Rings(host, unix_ns=lambda: 1 << 62)
-    for job in range(50):
-        folder = tmp_path / f"job{job}"
-        folder.mkdir()
-        rings.folders = [folder]
-        rings.discover(job * NS)
-        folder.rmdir()
-    assert list(rings._stamps) == [folder]  # of what is in memory nothing else tells
-
-
 @pytest.fixture
 def host(tmp_path: Path) -> Host:
     (tmp_path / "proc").mkdir()
