@@ -5,7 +5,7 @@ import gc
 import json
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,6 +28,33 @@ class NVMLError(Exception):
 
 def ns(**fields: Any) -> SimpleNamespace:
     return SimpleNamespace(**fields)
+
+
+#: What a busy GPU answers.
+ANSWERS: dict[str, Callable[..., Any]] = {
+    "nvmlInit": lambda: None,
+    "nvmlSystemGetDriverVersion": lambda: "580.159",
+    "nvmlDeviceGetHandleByIndex": lambda index: index,
+    "nvmlDeviceGetUUID": lambda gpu: gpu if isinstance(gpu, str) else f"GPU-{gpu:08x}",
+    "nvmlDeviceGetName": lambda _: b"NVIDIA H200",
+    "nvmlDeviceGetPciInfo": lambda gpu: ns(busId=f"00000000:{gpu + 0x10:02X}:00.0"),
+    "nvmlDeviceGetUtilizationRates": lambda _: ns(gpu=100, memory=42),
+    "nvmlDeviceGetMemoryInfo": lambda _, version=None: ns(used=70 << 30, total=140 << 30),
+    "nvmlDeviceGetPowerUsage": lambda gpu: 689_000 + gpu,
+    "nvmlDeviceGetTemperature": lambda gpu, _: 60 + gpu,
+    "nvmlDeviceGetClockInfo": lambda _, kind: 1440 if kind == 1 else 3201,
+    "nvmlDeviceGetMaxClockInfo": lambda _, kind: 1980 if kind == 1 else 3201,
+    "nvmlDeviceGetEnforcedPowerLimit": lambda _: 700_000,
+    "nvmlDeviceGetPerformanceState": lambda _: 0,
+    "nvmlDeviceGetCurrentClocksEventReasons": lambda _: 0x4,
+    "nvmlDeviceGetTotalEccErrors": lambda _, kind, __: 5 if kind == 0 else 0,
+    "nvmlDeviceGetRemappedRows": lambda _: (1, 0, 0, 0),
+    "nvmlDeviceGetCurrPcieLinkWidth": lambda _: 16,
+    "nvmlDeviceGetCurrPcieLinkGeneration": lambda _: 5,
+    "nvmlDeviceGetMaxMigDeviceCount": lambda _: 7,
+    "nvmlGpmSampleAlloc": lambda: ns(taken=0),
+    "c_nvmlGpmMetricsGet_t": lambda: ns(metrics=[ns(metricId=0, nvmlReturn=0, value=0.0) for _ in range(333)]),
+}
 
 
 class FakeNvml:
@@ -55,7 +82,7 @@ class FakeNvml:
         self.fields: dict[int, int] = {165: 1}
 
     def __getattr__(self, name: str) -> Any:
-        answer = object.__getattribute__(self, f"_{name}")
+        answer = ANSWERS.get(name) or object.__getattribute__(self, f"_{name}")
 
         def call(*args: Any, **kwargs: Any) -> Any:
             self.calls.append(name)
@@ -73,51 +100,8 @@ class FakeNvml:
             self.blocked.set()
             assert event.wait(300), "the test did not release the driver"
 
-    def _nvmlInit(self) -> None: ...
     def _nvmlDeviceGetCount(self) -> int:
         return self.count
-
-    def _nvmlSystemGetDriverVersion(self) -> str:
-        return "580.159"
-
-    def _nvmlDeviceGetHandleByIndex(self, index: int) -> int:
-        return index
-
-    def _nvmlDeviceGetUUID(self, gpu: int | str) -> str:
-        return gpu if isinstance(gpu, str) else f"GPU-{gpu:08x}"
-
-    def _nvmlDeviceGetName(self, _: int) -> bytes:
-        return b"NVIDIA H200"
-
-    def _nvmlDeviceGetPciInfo(self, gpu: int) -> Any:
-        return ns(busId=f"00000000:{gpu + 0x10:02X}:00.0")
-
-    def _nvmlDeviceGetUtilizationRates(self, _: int) -> Any:
-        return ns(gpu=100, memory=42)
-
-    def _nvmlDeviceGetMemoryInfo(self, _: int, version: int | None = None) -> Any:
-        return ns(used=70 << 30, total=140 << 30)
-
-    def _nvmlDeviceGetPowerUsage(self, gpu: int) -> int:
-        return 689_000 + gpu
-
-    def _nvmlDeviceGetTemperature(self, gpu: int, _: int) -> int:
-        return 60 + gpu
-
-    def _nvmlDeviceGetClockInfo(self, _: int, kind: int) -> int:
-        return 1440 if kind == 1 else 3201
-
-    def _nvmlDeviceGetMaxClockInfo(self, _: int, kind: int) -> int:
-        return 1980 if kind == 1 else 3201
-
-    def _nvmlDeviceGetEnforcedPowerLimit(self, _: int) -> int:
-        return 700_000
-
-    def _nvmlDeviceGetPerformanceState(self, _: int) -> int:
-        return 0
-
-    def _nvmlDeviceGetCurrentClocksEventReasons(self, _: int) -> int:
-        return 0x4
 
     def _nvmlDeviceGetFieldValues(self, _: int, fields: list[Any]) -> list[Any]:
         numbers = [field[0] if isinstance(field, tuple) else field for field in fields]
@@ -131,26 +115,11 @@ class FakeNvml:
             for number in numbers
         ]
 
-    def _nvmlDeviceGetTotalEccErrors(self, _: int, kind: int, __: int) -> int:
-        return 5 if kind == 0 else 0
-
-    def _nvmlDeviceGetRemappedRows(self, _: int) -> tuple[int, ...]:
-        return 1, 0, 0, 0
-
-    def _nvmlDeviceGetCurrPcieLinkWidth(self, _: int) -> int:
-        return 16
-
-    def _nvmlDeviceGetCurrPcieLinkGeneration(self, _: int) -> int:
-        return 5
-
     def _nvmlDeviceGetComputeRunningProcesses(self, gpu: int) -> list[Any]:
         return [ns(pid=pid, usedGpuMemory=used) for pid, used in self.processes.get(gpu, [])]
 
     def _nvmlDeviceGetMigMode(self, gpu: int) -> tuple[int, int]:
         return (1, 1) if gpu in self.instances else (0, 0)
-
-    def _nvmlDeviceGetMaxMigDeviceCount(self, _: int) -> int:
-        return 7
 
     def _nvmlDeviceGetMigDeviceHandleByIndex(self, gpu: int, index: int) -> str:
         if index >= len(self.instances[gpu]):
@@ -180,14 +149,8 @@ class FakeNvml:
     def _nvmlGpmQueryDeviceSupport(self, _: int) -> Any:
         return ns(isSupportedDevice=int(self.gpm))
 
-    def _nvmlGpmSampleAlloc(self) -> Any:
-        return ns(taken=0)
-
     def _nvmlGpmSampleGet(self, _: int, sample: Any) -> None:
         sample.taken += 1
-
-    def _c_nvmlGpmMetricsGet_t(self) -> Any:
-        return ns(metrics=[ns(metricId=0, nvmlReturn=0, value=0.0) for _ in range(333)])
 
     def _nvmlGpmMetricsGet(self, request: Any) -> None:
         assert request.sample1 is not request.sample2
