@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from hindmost_judge import overview
 from hindmost_judge.blocks import Blocks, Slowdown, SlowLink, SlowNetwork, Stalls
 from hindmost_judge.causes.cpu_sharing import NEEDS, cpu_pace
 from hindmost_judge.causes.table import FILES, MEASURES, NOW_AND_THEN, OFF, Cause
@@ -602,8 +603,11 @@ def balanced(
     last = "" if sure and (share < _SHOWN or as_often) else last
     pace = "ranks keep pace: " if share < _NOTHING and not unequal else ""
     found = [f"{pace}{last}: {judged}" if last else "no rank typically comes last"]
-    caused = or_zero(mean(blocks.caused))
-    latest = np.flatnonzero((lasts > _MOSTLY) & (caused >= max(_MUCH, least) * blocks.step_ns)).tolist()
+    caused, written = or_zero(mean(blocks.caused)), overview.saves(blocks.parts)
+    if written is not None:  # waits that are mostly for files are said of these
+        caused = or_zero(mean(np.where(written >= blocks.caused / 2, 0.0, blocks.caused)))
+    dear = max(_MUCH, least) * average(blocks.period)
+    latest = np.flatnonzero((lasts > _MOSTLY) & (caused >= dear)).tolist()
     known = needs is None and blocks.pipeline is None and sure and not blocks.works_alone(latest)
     if known and caused[latest].sum() > max(_MOSTLY, 1.5 / len(caused)) * caused.sum():  # of two, one always has half
         found = [_suspected(blocks, latest, lasts, caused)]
@@ -706,6 +710,8 @@ def _waiting(blocks: Blocks, wasted: float) -> tuple[str, float]:
     """What ranks wait for the last, ``wasted`` ns a step, and the share of the time that it is in rare, long steps."""
     each, longer = average(blocks.period), or_zero(blocks.period - blocks.step_ns)
     stalled = average(np.where(longer >= blocks.step_ns, longer, 0.0))
+    if (written := overview.saves(blocks.parts)) is not None:
+        stalled -= float(or_zero(overview.lengthened(written, blocks.period)).mean())
     rare = min(_rare_waits(blocks)[1] * wasted, stalled) / each
     share = f" ({percent(wasted / each)})" if rare >= DEAR else ""
     return f"{RANKS_WAIT} {ms(wasted)} per step{share} for the last to arrive, {last_in_turn(blocks)}", rare

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from hindmost_collector.recordings.load import load
+from hindmost_collector.recordings.tables import table
 from hindmost_collector.report import text
 from hindmost_collector.report.verdict_lines import of_verdict
 from hindmost_collector.simulate import Fault, Scenario, simulate
@@ -22,7 +23,7 @@ from hindmost_judge.verdict import wording
 from hindmost_judge.verdict.wording import duration, ms, shares, why
 
 from tests.recordings import OURS
-from tests.runs import blocks_of, call, made
+from tests.runs import MS, blocks_of, call, made
 from tests.scenarios.loads import Load, hang, make
 
 
@@ -170,6 +171,19 @@ def test_the_last_rank_on_shared_cpus_is_the_schedulers_doing() -> None:
     assert re.fullmatch(r"ranks need the same CPU time, within [\d.]+ ms", found.evidence[0])
     assert "ranks wait" in found.evidence[1]
     assert "the scheduler's doing" in found.evidence[2]
+
+
+@pytest.mark.parametrize(("seen", "head"), [(True, "OK"), (False, "UNSURE")])
+def test_waits_for_files_that_were_seen_to_be_written_leave_no_doubt(seen: bool, head: str) -> None:
+    """What a rank flushes now and then is said in a line of its own; of another wait the reason is unknown."""
+    run = make(Load(ranks=2, steps=200, faults=[{"rank": 0, "blocked": 350.0, "every": 20}]))
+    calls = run.collectives
+    flushed = (calls["rank"] == 0) & (calls["self_ns"] > 300 * MS)
+    start, took = calls["start_ns"][flushed] - 350 * MS, np.full(np.count_nonzero(flushed), 350 * MS)
+    intervals = table("intervals", rank=np.zeros(len(took)), name="file_sync", start_ns=start, duration_ns=took)
+    report = judge(replace(run, intervals=intervals) if seen else run).to_dict()
+    assert [of_verdict(one).head for one in report["verdicts"]] == [head]
+    assert ((report["job"]["bound"] or {}).get("by") == "checkpoint") is seen
 
 
 def test_a_large_part_of_little_work_makes_no_rank_suspected() -> None:
