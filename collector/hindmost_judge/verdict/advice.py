@@ -234,7 +234,7 @@ def _compare_hosts(at: Place, who: str) -> str:
     """The same where it is the CPU that is slow, in a job that may have GPUs."""
     does = "it stays slow, see what its CPU does" if len(at.ranks) == 1 else "they stay slow, see what their CPUs do"
     run = "run" if at.runs else "in the next run, put"
-    return f"{run} {who} on another core or node; if {does}: {attach(at.job, '')}{at.on}"
+    return f"{run} {who} on another core or node. If {does}{at.on}: {attach(at.job, '')}"
 
 
 def _look(at: Place, who: str, where: str = "") -> str:

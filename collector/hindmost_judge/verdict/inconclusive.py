@@ -199,11 +199,11 @@ def too_little(run: Run, blocks: Blocks | None, settings: Settings) -> Verdict:
     """Too little was seen; what is missing, and how to get it."""
     ranks = len(blocks.ranks) if blocks is not None else rows(run.ranks)
     count = len(blocks.steps) if blocks is not None else 0
+    if blocks is None and (unpatterned := _patternless(run, settings)) is not None:
+        return unpatterned
     if run.job.exit_code and ranks:
         evidence, advice = _ended_early(run, count + (blocks.warmup if blocks is not None else 0))
         return insufficient(evidence, advice=advice)
-    if blocks is None and (unpatterned := _patternless(run, settings)) is not None:
-        return unpatterned
     if ranks == 0 and run.job.source == Job.source:
         seen, advice = _none_seen(run.job)
         return insufficient(*seen, advice=advice)
@@ -329,7 +329,7 @@ def _patternless(run: Run, settings: Settings) -> Verdict | None:
     if joined is None or len(joined.ranks) < 2 or joined.columns < settings.min_steps:
         return None
     met = f"{joined.columns:,} collectives of {len(joined.ranks)} ranks"
-    found = [f"{met}, in no pattern that repeats: where a step ends is not known"]
+    found = [f"{met}, in no regular pattern: where a step ends is not known"]
     whole = joined.duration[:, ~np.isnan(joined.duration).any(axis=0)]
     if joined.group.shape[1] == 1 and len(np.unique(joined.group)) == 1 and whole.shape[1] >= settings.min_steps:
         last = np.bincount(np.argmin(whole, axis=0), minlength=len(joined.ranks)) / whole.shape[1]

@@ -285,9 +285,9 @@ def no_rank_named(
         found = balanced(blocks, savings.imbalance_cost(blocks), settings, needs, queued=queued)
         if not found.advice:
             return found
-        first = f"{shared}, which can make any of them late"
+        first = f"{shared}: any of them can be late by that"
         advice = telling_on_shared_cpus(use(), fewer)
-        return replace(found, evidence=(f"{first}: {found.evidence[0]}", *found.evidence[1:]), advice=advice)
+        return replace(found, evidence=(f"{first}; {found.evidence[0]}", *found.evidence[1:]), advice=advice)
     why = table.explain(blocks, row, columns, settings)
     evidence = wording.waited_for(blocks, row, str(shared), average(blocks.delay[row]), why)
     return Verdict(kind="insufficient_data", evidence=tuple(evidence), advice=telling_on_shared_cpus(use(), fewer))

@@ -229,9 +229,9 @@ def _why_last(blocks: Blocks, row: int, often: float, caused: float, *, ahead: b
         return f"{last}, but its work is no longer than its peers'"
     if blocks.lanes is not None and blocks.lanes.wait is not None and blocks.lanes.doubt[row] > longer / 2:
         where = called(blocks.lanes.phases[blocks.lanes.wait.phase])
-        return f"{last}: its work is at most {ms(longer)} longer, for part of its peers' {where} may be a wait"
+        return f"{last}: its work is at most {ms(longer)} longer (part of its peers' {where} may be a wait)"
     last = f"{last}, partly because its peers' CPUs launch kernels earlier" if ahead else last
-    cost = f", which costs {ms(caused)}" if blocks.lanes is not None else ""
+    cost = f", costing {ms(caused)}" if blocks.lanes is not None else ""
     return f"{last}: {_longer(blocks, row, longer)}{cost}"
 
 

@@ -366,7 +366,7 @@ def held_up(longer: float) -> list[str]:
 #: A measurement of less of the delay is not shown.
 SHOWN = 0.05
 #: What follows computing of which a part is waiting for a CPU.
-_LENGTHENED = " (needs {} more CPU, which the queue lengthens)"
+_LENGTHENED = " ({} more CPU time; the rest is waiting for a CPU)"
 
 
 def _adding_up(parts: list[tuple[str, float]], whole: float) -> list[tuple[str, float]]:
@@ -628,7 +628,7 @@ def balanced(
         takes = most * (np.fmax(cpu_pace(blocks), 1.0) if row == waited_for_most(blocks) else 1.0)
         if beyond >= _FOR_ITS_CPU and takes >= _NOTHING * blocks.step_ns:  # a large part of nothing costs nothing
             took = f"{work} {ms(each[row])}, others {ms(float(median(np.delete(each, row))))}"
-            found, sure = [f"{who} is suspected ({took}), but ranks share CPUs, which can cause that too"], False
+            found, sure = [f"{who} is suspected ({took})"], False
     transfers = float(median(blocks.transfer[:1])) / blocks.step_ns
     if transfers >= _MANY_TRANSFERS:
         overlapped = ", overlapped with computing" if blocks.overlapped else ""

@@ -252,9 +252,7 @@ def test_collectives_without_a_pattern_tell_who_came_last_and_name_no_rank() -> 
     assert judge(without_steps(job, pattern=True)).verdicts[0].ranks == (2,)
     (verdict,) = judge(without_steps(job, pattern=False)).verdicts
     assert (verdict.kind, verdict.ranks) == ("insufficient_data", ())
-    assert verdict.evidence[0].endswith(
-        "collectives of 4 ranks, in no pattern that repeats: where a step ends is not known"
-    )
+    assert verdict.evidence[0].endswith("collectives of 4 ranks, in no regular pattern: where a step ends is not known")
     assert verdict.evidence[1].startswith("rank 2 is last in ")
 
 

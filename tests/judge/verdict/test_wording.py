@@ -97,7 +97,7 @@ def test_what_is_called_computing_is_most_of_the_delay(cpus: int) -> None:
     assert (found.ranks, found.cause) == ((1,), "compute")
     (line,) = (line for line in found.evidence if " delay per step" in line)
     said = re.match(
-        r"(.*) ms delay per step(?:, all of it computing|: computing (.*) ms) \(needs (.*) ms more CPU,", line
+        r"(.*) ms delay per step(?:, all of it computing|: computing (.*) ms) \((.*) ms more CPU time;", line
     )
     assert said is not None
     assert [float(said[2] or said[1]), float(said[3])] == pytest.approx([8.0, 4.0], abs=0.2)
