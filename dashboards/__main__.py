@@ -1,7 +1,5 @@
 """Write each dashboard's JSON and the rules next to this file, or with ``--check`` say which of them is stale."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable, Sequence

@@ -4,8 +4,6 @@ What concerns a job is one alert a job, what concerns nodes one alert a node or 
 agents are killed is one alert.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 from dashboards.thresholds import alert, lasting, minutes, runbook

@@ -1,7 +1,5 @@
 """Put sections of panels together into a dashboard with variables, links, annotations and stable panel ids."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """The GPU dashboard: the GPUs of one job's ranks, with the blamed rank's next to the others'."""
 
-from __future__ import annotations
-
 from grafana_foundation_sdk.builders import timeseries
 from grafana_foundation_sdk.models import dashboard as model
 

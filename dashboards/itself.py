@@ -1,7 +1,5 @@
 """The board of hindmost itself: whether what the other boards show is complete and new, and what it costs."""
 
-from __future__ import annotations
-
 from grafana_foundation_sdk.builders import timeseries
 from grafana_foundation_sdk.models import dashboard as model
 

@@ -1,7 +1,5 @@
 """The board of one job: read from the top, it goes from the verdict to what explains it."""
 
-from __future__ import annotations
-
 from grafana_foundation_sdk.builders import timeseries
 from grafana_foundation_sdk.models import dashboard as model
 

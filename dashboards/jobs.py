@@ -1,7 +1,5 @@
 """The board of all jobs: which need a person, and what is lost to slow ranks."""
 
-from __future__ import annotations
-
 from grafana_foundation_sdk.models import dashboard as model
 
 from dashboards.board import Panels, Section, assemble

@@ -1,7 +1,5 @@
 """The node dashboard: every node of a cluster at a glance, then the chosen ones in detail, whatever runs there."""
 
-from __future__ import annotations
-
 import re
 
 from grafana_foundation_sdk.builders import timeseries

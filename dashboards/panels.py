@@ -1,7 +1,5 @@
 """Panel constructors: one house style, so that a dashboard's file holds only what is particular to each panel."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, TypeVar
 

@@ -7,8 +7,6 @@ visible.
 A job of thousands of ranks must not draw thousands of lines: panels show the ranks that matter most.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 #: How many lines or bars a panel draws, how many ranks a heat map, and how many rows a table has.

@@ -1,7 +1,5 @@
 """The board of one rank and the median of its job."""
 
-from __future__ import annotations
-
 from grafana_foundation_sdk.builders import timeseries
 from grafana_foundation_sdk.models import dashboard as model
 

@@ -1,7 +1,5 @@
 """The thresholds of boards and alerts, from ``thresholds.toml``."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, NamedTuple
 

@@ -2,8 +2,6 @@
 
 ``python -m style_check [PATH…]`` reads the files that git knows of, or those under the paths."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Sequence

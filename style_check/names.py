@@ -1,7 +1,5 @@
 """Names in the code: which say nothing by themselves, of functions, classes, parameters, variables and attributes."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """What people read of a file: its text with the code masked. An offset is the same place in both."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """The agent's work of one tick: read rings, make rows, sample, pack, spool. Knows of no sockets or event loops."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Mapping
 

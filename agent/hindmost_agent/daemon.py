@@ -1,7 +1,5 @@
 """Life of an agent process: start, the event loop, the reasons to leave, and leaving in order."""
 
-from __future__ import annotations
-
 import asyncio
 import fcntl
 import gc

@@ -4,8 +4,6 @@ Chrome's trace format (Perfetto, chrome://tracing): complete events with ``ts`` 
 CLOCK_MONOTONIC, one thread a producer.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The agent's own ``/metrics`` for a Prometheus that scrapes nodes directly: no collector is needed for it."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import os

@@ -1,7 +1,5 @@
 """What the agent reads from the GPUs of every vendor, and what happens if a value or a card does not answer."""
 
-from __future__ import annotations
-
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence

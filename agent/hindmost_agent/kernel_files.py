@@ -3,8 +3,6 @@
 A :class:`File` keeps its descriptor open, and ``pread`` starts at 0.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import re

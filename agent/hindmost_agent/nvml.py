@@ -1,7 +1,5 @@
 """NVIDIA's management library, opened once for all samplers: its GPUs, many values of one in a call, XID events."""
 
-from __future__ import annotations
-
 import ctypes
 import importlib
 import logging

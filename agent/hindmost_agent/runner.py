@@ -11,8 +11,6 @@ A GPU that has not answered for ``HUNG_NS`` is left out: its thread is given up,
 call comes back after all, its thread ends and the GPU is taken on again.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import threading

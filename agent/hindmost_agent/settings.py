@@ -1,7 +1,5 @@
 """The settings of an agent, checked before anything else happens."""
 
-from __future__ import annotations
-
 import os
 import re
 import tempfile

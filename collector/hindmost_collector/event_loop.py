@@ -1,7 +1,5 @@
 """What the collector's event loop is watched for, and tasks in it that are never cancelled."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Coroutine

@@ -1,7 +1,5 @@
 """One log line a minute for the clients of one host that a port refuses for one reason, with their number."""
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

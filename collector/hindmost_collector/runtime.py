@@ -1,7 +1,5 @@
 """What the collector sets up of Python and Arrow: memory, a late pandas."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import sys

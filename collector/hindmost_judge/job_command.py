@@ -5,8 +5,6 @@ file, ``-I`` and ``-E`` ignore PYTHONPATH. By the shim (``native/python_entry.c`
 probe gets into the latter two.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

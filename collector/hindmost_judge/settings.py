@@ -3,8 +3,6 @@
 Constants that define a method stand in that method's module; ``docs/reference/thresholds.md`` lists the table.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, fields
 from math import isnan
 from typing import Any

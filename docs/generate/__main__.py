@@ -1,7 +1,5 @@
 """Write the generated pages of ``docs/reference``, or with ``--check`` name those that are stale."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

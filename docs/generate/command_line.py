@@ -1,7 +1,5 @@
 """The page of the command line, from the parsers."""
 
-from __future__ import annotations
-
 import argparse
 import re
 

@@ -1,7 +1,5 @@
 """The pages of the agent's and of the collector's metrics, from their declarations."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from hindmost_agent import samplers

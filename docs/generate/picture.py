@@ -1,7 +1,5 @@
 """``make picture``: photographs the pages of recordings, docs/images. Needs chromium."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """The page of the report as JSON, with a real report as the example, and its schema: from the dataclasses behind it."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

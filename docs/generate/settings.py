@@ -1,7 +1,5 @@
 """The pages of the collector's settings and of the thresholds; and the numbers of the methods, each with its reason."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from dataclasses import Field, dataclass, fields

@@ -1,7 +1,5 @@
 """Addresses of services, as every option and setting takes them: ``HOST:PORT``."""
 
-from __future__ import annotations
-
 import re
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Prometheus' text format 0.0.4, as the agent and the collector write it on their ``/metrics`` pages."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"

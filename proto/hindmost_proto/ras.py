@@ -4,8 +4,6 @@ Answers are taken as they come: cut off, without those ranks that did not answer
 in which NCCL 2.28 forgets a comma.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re

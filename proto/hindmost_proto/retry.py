@@ -1,7 +1,5 @@
 """Keeping a call open: the pause between attempts, limits in time, and tasks that end together."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Coroutine
 from typing import Any, TypeVar

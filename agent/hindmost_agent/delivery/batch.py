@@ -1,7 +1,5 @@
 """From readings and rows to one ``Batch`` on the wire, with the definitions that it refers to."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
 from itertools import chain

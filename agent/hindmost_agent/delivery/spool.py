@@ -21,8 +21,6 @@ Spool segments: append-only runs of records, in a file or, when the disk refuses
 A segment is self-contained: it holds every definition that its batches refer to, before them.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import json

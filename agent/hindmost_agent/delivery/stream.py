@@ -4,8 +4,6 @@ It is one bidirectional call, by grpclib on asyncio alone. grpcio, the collector
 stream of a client, which wake a dozen times a second though a message goes every other second; grpclib has none.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

@@ -3,8 +3,6 @@
 Which rank a process is comes from its environment, its command line and its control group.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import logging

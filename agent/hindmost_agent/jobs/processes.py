@@ -4,8 +4,6 @@ A launcher ends the other ranks within milliseconds of the first; a check once a
 The kernel reports each end at once, through a pidfd.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import importlib

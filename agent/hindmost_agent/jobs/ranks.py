@@ -1,7 +1,5 @@
 """The training processes of this node that are known by now, from all sources."""
 
-from __future__ import annotations
-
 import pwd
 from collections.abc import Iterator
 from functools import lru_cache

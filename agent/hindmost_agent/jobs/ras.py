@@ -8,8 +8,6 @@ stands: the ranks that have launched more wait in the collective that the others
 run ahead of each other move on between two answers.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import socket

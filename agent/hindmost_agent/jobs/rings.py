@@ -3,8 +3,6 @@
 A ring that is torn is no error.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import time

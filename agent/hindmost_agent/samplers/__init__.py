@@ -1,7 +1,5 @@
 """Sources of node metrics, a self-registering file for each source; a new file here is a new source."""
 
-from __future__ import annotations
-
 import importlib
 import pkgutil
 

@@ -1,7 +1,5 @@
 """The agent's own account: what each source cost, what was delivered, dropped or lost."""
 
-from __future__ import annotations
-
 import os
 import resource
 

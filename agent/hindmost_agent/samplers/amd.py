@@ -1,7 +1,5 @@
 """AMD GPUs: samplers that share the Python package ``amdsmi`` of ROCm, opened once."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import sys

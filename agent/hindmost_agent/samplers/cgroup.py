@@ -1,7 +1,5 @@
 """Limits of the job's control groups and how often they were hit: a throttled container is a straggler."""
 
-from __future__ import annotations
-
 import contextlib
 from pathlib import Path, PurePosixPath
 

@@ -1,7 +1,5 @@
 """CPU time of the node and its cores, context switches, load and clocks; waits for a core: `runqueue.py`."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """What each disk did: bytes, operations, time, and how much is in flight."""
 
-from __future__ import annotations
-
 import re
 
 from hindmost_agent.kernel_files import File

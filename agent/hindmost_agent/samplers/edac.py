@@ -1,7 +1,5 @@
 """Errors of the node's memory that ECC found, as the memory controllers' drivers count them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from hindmost_agent.kernel_files import NumberFile, NumberFiles

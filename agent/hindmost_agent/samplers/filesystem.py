@@ -1,7 +1,5 @@
 """How full local file systems are: a checkpoint that finds no room stops a job."""
 
-from __future__ import annotations
-
 import os
 
 from hindmost_agent.kernel_files import File, mount_text

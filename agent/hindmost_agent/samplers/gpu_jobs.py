@@ -3,8 +3,6 @@
 A file is named by the GPU's number, of a MIG instance with a dot and that of the instance, and has a job's id a line.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Huge pages of each size: a job that finds none left falls back to small pages, or does not start."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from hindmost_agent.kernel_files import NumberFile, NumberFiles

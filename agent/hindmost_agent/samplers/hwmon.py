@@ -1,7 +1,5 @@
 """Temperatures, fans and power as the board's sensors give them, and energy as the processors do."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 

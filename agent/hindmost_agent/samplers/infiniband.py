@@ -1,7 +1,5 @@
 """InfiniBand and RoCE adapters: traffic, errors, congestion and the state of each link."""
 
-from __future__ import annotations
-
 import errno
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Kernel messages that name broken hardware: GPU XIDs, machine checks, links that went down, memory that ran out."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections import Counter

@@ -1,7 +1,5 @@
 """What the Lustre client did on each file system: bytes, calls and how long they took."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from hindmost_agent.kernel_files import read_once

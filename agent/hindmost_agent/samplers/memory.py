@@ -1,7 +1,5 @@
 """Memory of the node, by what it is used for."""
 
-from __future__ import annotations
-
 from hindmost_agent.kernel_files import File, Lines
 from hindmost_agent.sampler import Host, Metric, Sampler, gauge, register, series
 

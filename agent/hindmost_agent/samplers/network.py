@@ -1,7 +1,5 @@
 """What each network interface carried, lost and refused, and the state of its link."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from hindmost_agent.kernel_files import File, NumberFile, NumberFiles

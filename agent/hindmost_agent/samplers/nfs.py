@@ -1,7 +1,5 @@
 """What the NFS client did on each mount: bytes, operations, retransmissions and how long they took."""
 
-from __future__ import annotations
-
 from hindmost_agent.kernel_files import File, mount_text
 from hindmost_agent.sampler import Absent, Host, Metric, Sampler, Series, counter, register, series
 

@@ -1,7 +1,5 @@
 """What the node is, once every few minutes: kernel, cores without hyper-threads, when it was booted."""
 
-from __future__ import annotations
-
 import importlib
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Memory of each NUMA node, and how often it had to come from another."""
 
-from __future__ import annotations
-
 from hindmost_agent.kernel_files import File, text
 from hindmost_agent.sampler import Absent, Host, Metric, Sampler, counter, gauge, register, series
 

@@ -1,7 +1,5 @@
 """NVIDIA GPUs: what they do and hold, by process and MIG instance too; their performance monitor; their health."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache, lru_cache, partial

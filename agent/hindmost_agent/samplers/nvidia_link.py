@@ -1,7 +1,5 @@
 """NVLink and PCIe of NVIDIA GPUs: bytes, links that are down, packets sent again, errors."""
 
-from __future__ import annotations
-
 import math
 from functools import partial
 from typing import Any

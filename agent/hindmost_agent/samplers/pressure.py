@@ -1,7 +1,5 @@
 """Pressure stall information: how long work stalled because CPU, memory or I/O was short."""
 
-from __future__ import annotations
-
 import errno
 from pathlib import Path
 

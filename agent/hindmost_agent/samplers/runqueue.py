@@ -1,7 +1,5 @@
 """Run-queue delay: how long threads of the whole node waited for a core; of one rank: `process.py`."""
 
-from __future__ import annotations
-
 from hindmost_agent.kernel_files import File
 from hindmost_agent.sampler import Absent, Host, Sampler, counter, register, series
 

@@ -1,7 +1,5 @@
 """TCP as the whole node sees it: a bad link shows as retransmissions and timeouts in MPI, gloo and NCCL sockets."""
 
-from __future__ import annotations
-
 from hindmost_agent.kernel_files import File
 from hindmost_agent.sampler import NAN, Host, Metric, Sampler, counter, gauge, register, series
 

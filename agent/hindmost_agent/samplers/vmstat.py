@@ -1,7 +1,5 @@
 """How hard the kernel works to find memory: faults, swap, reclaim, migrations."""
 
-from __future__ import annotations
-
 import math
 
 from hindmost_agent.kernel_files import File, Lines

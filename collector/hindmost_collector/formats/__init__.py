@@ -14,8 +14,6 @@ A format is a module here with
 A format is found by being here; ``recordings/load.py`` asks them.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import pkgutil

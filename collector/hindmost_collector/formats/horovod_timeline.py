@@ -4,8 +4,6 @@
 one had. Times are us from the start of the timeline; the operations that follow are rank 0's.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """``nvml.csv``: one line a GPU and sample: time, GPU index, utilisation, power, clocks, temperature and more."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Stack dumps of py-spy, one a process: where a hung rank stands."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from pathlib import Path

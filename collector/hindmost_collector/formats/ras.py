@@ -4,8 +4,6 @@ One answer is a moment of a job that may be at work. Where two have the same cou
 ranks that have launched more wait for the others.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

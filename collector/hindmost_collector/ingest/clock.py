@@ -6,8 +6,6 @@ tightest interval of each half minute is kept; a weighted line through them give
 half width of the best interval plus what the line misses (Cristian 1989; the same selection as in NTP's clock filter).
 """
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from collections.abc import Callable

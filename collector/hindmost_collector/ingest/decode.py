@@ -4,8 +4,6 @@ Batches wait before that: in an :class:`Inbox` until several are decoded togethe
 definitions that they refer to have arrived.
 """
 
-from __future__ import annotations
-
 import itertools
 import logging
 import re

@@ -6,8 +6,6 @@ and become an array in one step. Our agents send no unpacked or split columns: s
 Labels of a series are bytes too: most series share those of another one.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """One agent's stream: what waits to be sent, the period of its batches, and the agent that outlives its streams."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable

@@ -1,7 +1,5 @@
 """Agents' streams: one each, or many in a relay's; every batch is taken once, and acknowledged when it is durable."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

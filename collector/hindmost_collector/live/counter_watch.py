@@ -3,8 +3,6 @@
 This triggers a full evaluation, which alone opens and closes verdicts. On full cores the next one may be minutes away.
 """
 
-from __future__ import annotations
-
 from bisect import bisect
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence

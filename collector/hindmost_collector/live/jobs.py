@@ -7,8 +7,6 @@ take up to a second or two to arrive, so that is done at half of a hang's patien
 verdict comes as soon as the patience is over, whatever the pace of evaluation, and once more when late stacks arrive.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any

@@ -6,8 +6,6 @@ becomes a witness too, and stays one. So a slow rank is judged with its own rows
 communicator have to be comparable for that: nothing is left out where communicators have parts of the job.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -4,8 +4,6 @@ Each table is from the source that measured it best, identities are from all. St
 among those that another source marked in the same run.
 """
 
-from __future__ import annotations
-
 import re
 import time
 from collections import Counter

@@ -4,8 +4,6 @@
 Not base64: sacctmgr of Slurm 22.05 turns all letters of a comment into small ones.
 """
 
-from __future__ import annotations
-
 import base64
 import binascii
 import gzip

@@ -1,7 +1,5 @@
 """A report in at most 8 kB of JSON, for programs and assistants: the verdicts, the job, what to try."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """What every format shows of a report: the title line, what limits the job, the columns of the table of ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 

@@ -1,7 +1,5 @@
 """The table of ranks, or of a section, as CSV for a spreadsheet: plain numbers, an empty cell where unmeasured."""
 
-from __future__ import annotations
-
 import csv
 import io
 from collections.abc import Collection, Iterable, Mapping

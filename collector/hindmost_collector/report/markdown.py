@@ -1,7 +1,5 @@
 """A report as Markdown, to paste into a ticket: the verdict as text, then every section as a table."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any

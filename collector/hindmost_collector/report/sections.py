@@ -5,8 +5,6 @@ The model is plain data: section to table to rows, each row with all columns of 
 has the tables as people read them: the columns that have values, in words.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property

@@ -1,7 +1,5 @@
 """A report for the eye: 80 to 120 columns, colour on a terminal, plain when piped."""
 
-from __future__ import annotations
-
 import io
 import re
 import textwrap

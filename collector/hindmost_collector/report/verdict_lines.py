@@ -3,8 +3,6 @@
 ``hindmost.report/1``, the contract for programs, is the report with these words as JSON.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import time

@@ -1,7 +1,5 @@
 """The ``/metrics`` page: names and labels are formatted once, numbers at each scrape."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 

@@ -1,7 +1,5 @@
 """Metrics of jobs, ranks and verdicts on /metrics."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 

@@ -3,8 +3,6 @@
 ``hindmost top`` shows them, and the page those of nodes and GPUs.
 """
 
-from __future__ import annotations
-
 import shlex
 import threading
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Metrics of nodes, processes and GPUs, as their agents name them: the newest value of each series."""
 
-from __future__ import annotations
-
 import json
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence

@@ -3,8 +3,6 @@
 Samples of nodes, processes and GPUs come at 1 Hz or ten a run, whichever is more often.
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence

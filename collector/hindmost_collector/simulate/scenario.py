@@ -1,7 +1,5 @@
 """What is simulated: a job's layout, its noise, and what is wrong with it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, fields
 
 from hindmost.errors import UsageError

@@ -1,7 +1,5 @@
 """A simulated run as files: a run directory, or what a profiler plugin, a step log, NVML and Flight Recorder leave."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager

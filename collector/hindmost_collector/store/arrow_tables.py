@@ -7,8 +7,6 @@ is made with one segment of ``metrics`` and has its name: what has a counterpart
 to be taken from the samples. So nothing is counted twice, and a level is complete at any time.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The facts of a run in ``meta.json``: only values that a job can have are believed, whatever program wrote them."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping

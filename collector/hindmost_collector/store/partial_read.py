@@ -1,7 +1,5 @@
 """Partial read of a recording too large for memory: periods spread over it, the same ones for every rank."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path

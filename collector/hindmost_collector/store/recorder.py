@@ -1,7 +1,5 @@
 """Between arrival and disk: what is not durable yet, how much of it there may be, and what a failing disk means."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import logging

@@ -11,8 +11,6 @@ The time, ms since 1970, takes six bytes of varint from 1971 to 2109, so each sa
 What differs between two blocks of one schema is values, times and the node's name; the rest is a template.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import logging

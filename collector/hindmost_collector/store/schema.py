@@ -4,8 +4,6 @@ One table exists only in the store, because it says how good the rest is: ``cloc
 to the job clock, and how surely).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

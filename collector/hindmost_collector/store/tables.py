@@ -1,7 +1,5 @@
 """The tables of a recording by name, wherever it is kept, and a metric over any length of time."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from abc import ABC, abstractmethod

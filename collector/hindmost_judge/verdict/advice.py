@@ -3,8 +3,6 @@
 A job without GPUs gets no advice about GPUs, one whose processes are not Python none about Python.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

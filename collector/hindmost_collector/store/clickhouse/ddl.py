@@ -14,8 +14,6 @@ The engine adds up the coarser levels of samples: their rows are inserted when t
 merge, across flushes, into one a series and interval.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 

@@ -8,8 +8,6 @@ A merged segment is merged again only once the data after it is as large as itse
 as its table has doubled since, and not every few minutes until the day is over.
 """
 
-from __future__ import annotations
-
 import contextlib
 import heapq
 import logging

@@ -6,8 +6,6 @@ commit: before it, a crash leaves temporary files that are swept away and agents
 finishes what is left to do. Rows and sequence numbers can therefore never disagree, so nothing is lost or doubled.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import json

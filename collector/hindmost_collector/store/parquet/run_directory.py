@@ -1,7 +1,5 @@
 """Reading a run directory: while it is written, after a crash, or years later; several of one job together."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 from pathlib import Path

@@ -5,8 +5,6 @@ A segment's name is ``DAY-FLUSH-0.parquet`` (UTC day, flush number of its writer
 may see a merged segment together with its sources: its name says that it stands for them.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

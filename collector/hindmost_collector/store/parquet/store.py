@@ -4,8 +4,6 @@
 job's directory in a store *is* a run directory, and can be copied away and reported on.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json
