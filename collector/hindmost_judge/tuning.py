@@ -161,7 +161,9 @@ class Facts:
     @cached_property
     def waits(self) -> float:
         """The share of the step that the typical rank waits for others: in collectives, and in messages of hosts."""
-        own = float("nan") if self.seen is None or self.seen.on_gpu else self.share("self")
+        if self.seen is None or len(self.seen.ranks) < 2:
+            return float("nan")
+        own = float("nan") if self.seen.on_gpu else self.share("self")
         return self.share("wait") if np.isnan(own) else max(1.0 - own, 0.0)
 
     def node(self, name: str, how: str) -> dict[str, float]:

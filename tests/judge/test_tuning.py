@@ -455,6 +455,14 @@ def test_remote_pages_are_seen_with_where_ranks_may_run(cpus: str, do: str, foun
     assert found in one.found
 
 
+def test_a_lone_rank_waits_for_no_other() -> None:
+    """Where nothing is known of its step but the length, either."""
+    run = job(*of_ranks(cpu_seconds_total=3.8), *cpu_time(0.98))
+    alone = replace(seen(self=0.0), ranks=np.zeros(1, np.int64))
+    assert "threads that spin" in advised(run, seen(self=0.0, wait=90.0))
+    assert "threads that spin" not in advised(run, alone)
+
+
 def test_transfers_that_take_most_of_a_step_are_not_to_be_hidden() -> None:
     """80 ms of 100: the other 20 hide no more than 20. Less data, or a faster network, helps."""
     hide, most = (advised(job(framework="mpi"), seen(), calls(2, 64 << 20, ms)) for ms in (20.0, 40.0))

@@ -188,8 +188,10 @@ def busy(parts: dict[str, Floats], duration: Floats) -> tuple[Floats, Floats | N
         if "gpu_forward" in parts:
             busy_for -= waited_in_forward(parts["gpu_forward"], idle, median(took + idle, axis=0))
         return busy_for, took + idle
-    worked = [block for name, block in parts.items() if name not in _MAY_WAIT | AMOUNTS]
-    return _sum(worked) if worked else np.full_like(duration, np.nan), None
+    worked = {name: block for name, block in parts.items() if name not in _MAY_WAIT | AMOUNTS}
+    if worked.keys() <= {"gc"}:  # which is recorded of steps that are otherwise bare
+        return np.full_like(duration, np.nan), None
+    return _sum([*worked.values()]), None
 
 
 def _sum(blocks: list[Floats]) -> Floats:

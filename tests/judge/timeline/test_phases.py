@@ -239,3 +239,12 @@ def test_a_stall_with_a_negligible_cost_is_a_note() -> None:
     report = judge(_slow_input(3, 8.0))
     assert [verdict.ranks for verdict in report.verdicts] == [(0,)]
     assert any("rank 3 waits 7.0 ms longer per step for input" in note for note in report.notes)
+
+
+def test_steps_of_which_only_the_garbage_collector_was_seen_are_bare() -> None:
+    """It is recorded of any Python process; the rest of such a step is no wait."""
+    steps = rows_of(
+        "steps", rank=np.zeros((1, STEPS)), start_ns=10.0 * np.arange(STEPS) + 1, duration_ns=10.0, gc_ns=0.0
+    )
+    (row,) = judge(made(1, steps=[steps])).ranks
+    assert row.self_ms == pytest.approx(10.0)
