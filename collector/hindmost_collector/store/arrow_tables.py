@@ -9,7 +9,8 @@ to be taken from the samples. So nothing is counted twice, and a level is comple
 
 import itertools
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,8 @@ Clock = dict[str, Any]
 PIECE_SAMPLES = 1 << 17
 #: Rows of ranks that are sorted and written at one time: a smaller piece takes longer, a larger one more memory.
 PIECE_ROWS = 1 << 17
+#: Runs of so many rows are copied whole: each costs as much as moving so many rows one by one.
+LONG_RUN = 128
 
 
 def metrics_tables(samples: Sequence[MetricRows], definitions: Definitions) -> Iterator[pa.Table]:
@@ -129,14 +132,60 @@ def arrow_tables(
 def _rows(name: str, parts: Sequence[Table], words: Words) -> Iterator[pa.Table]:
     """All rows in the stored order, made when asked for, some ranks' after the other: there is no memory for a copy."""
     coded, target, keys = CODED.get(name), schema.arrow_schema(name), schema.ORDER.get(name, ())
-    for pieces in _by_rank(parts) if keys else (parts,):
-        order = in_order(*(_joined(pieces, key) for key in keys)) if keys else None
-        arrays = []
-        for field in target:
-            column = _joined(pieces, field.name)
-            column = column if order is None or is_constant(column) else column[order]
-            arrays.append(_words(column, words) if field.name == coded else _plain(column, field.type))
+    for column_of in _pieces(parts, keys) if keys else (partial(_joined, parts),):
+        columns = ((field, column_of(field.name)) for field in target)
+        arrays = [_words(one, words) if field.name == coded else _plain(one, field.type) for field, one in columns]
         yield pa.Table.from_arrays(arrays, schema=target)
+
+
+def _pieces(parts: Sequence[Table], keys: Sequence[str]) -> Iterator[Callable[[str], Array]]:
+    """What gives each column of a piece of the rows, in order: by runs as they came or, if short, by rows."""
+    runs = _long_runs(parts, *keys)
+    if runs is None:
+        for pieces in _by_rank(parts):
+            yield partial(_gathered, pieces, in_order(*(_joined(pieces, key) for key in keys)))
+        return
+    ends = np.cumsum(runs[:, 2] - runs[:, 1])
+    cuts = np.searchsorted(ends, np.arange(PIECE_ROWS, ends[-1] - PIECE_ROWS // 2, PIECE_ROWS))
+    for piece in np.split(runs, cuts):
+        if len(piece):  # a run may be longer than one
+            yield partial(_sliced, parts, piece.tolist())
+
+
+def _sliced(parts: Sequence[Table], runs: Sequence[Sequence[int]], name: str) -> Array:
+    return joined([parts[part][name][begin:end] for part, begin, end in runs])
+
+
+def _gathered(parts: Sequence[Table], order: Array, name: str) -> Array:
+    column = _joined(parts, name)
+    return column if is_constant(column) else column[order]
+
+
+def _long_runs(parts: Sequence[Table], owner: str, when: str) -> Array | None:
+    """The runs in order [N, 3]: of which table, from where to where. None where it takes less to move rows one by one,
+    or where rows of a run belong between those of another."""
+    found = [_runs(part[owner], part[when]) for part in parts]
+    begin, end = map(np.concatenate, zip(*found, strict=True))
+    if (end - begin).sum() < LONG_RUN * len(begin):
+        return None
+    keys = [(one[owner][at], one[when][at], one[when][to - 1]) for one, (at, to) in zip(parts, found, strict=True)]
+    order = _disjoint(*map(np.concatenate, zip(*keys, strict=True)))
+    part = np.repeat(np.arange(len(parts)), [len(at) for at, _ in found])
+    return None if order is None else np.stack((part, begin, end), axis=1)[order]
+
+
+def _runs(owner: Array, when: Array) -> tuple[Array, Array]:
+    """Where rows of one owner that are in order begin and end."""
+    new = (owner[1:] != owner[:-1]) | (when[1:] < when[:-1])
+    begins = np.flatnonzero(np.concatenate((np.ones(len(owner[:1]), bool), new)))
+    return begins, np.append(begins[1:], len(owner))[: len(begins)]
+
+
+def _disjoint(owner: Array, first: Array, last: Array) -> Array | None:
+    """What sorts runs by owner and time; None where one begins before another of its owner has ended."""
+    order: Array = np.lexsort((first, owner))
+    owner, first, last = owner[order], first[order], last[order]
+    return None if ((owner[1:] == owner[:-1]) & (first[1:] < last[:-1])).any() else order
 
 
 def _by_rank(parts: Sequence[Table]) -> Iterator[Sequence[Table]]:
@@ -161,15 +210,12 @@ def in_order(owner: Array, when: Array) -> Array:
     An agent sends an owner's rows together and in order, so mostly it is enough to sort such runs: a tenth of the rows
     or less, and moving them is most of the work.
     """
-    if not len(owner):
-        return np.empty(0, np.intp)
-    begins = np.flatnonzero(np.concatenate(([True], (owner[1:] != owner[:-1]) | (when[1:] < when[:-1]))))
-    ends = np.append(begins[1:], len(owner))
-    runs = np.lexsort((when[begins], owner[begins]))
-    begins, ends = begins[runs], ends[runs]
-    if ((owner[begins[1:]] == owner[begins[:-1]]) & (when[begins[1:]] < when[ends[:-1] - 1])).any():
+    begins, ends = _runs(owner, when)
+    runs = _disjoint(owner[begins], when[begins], when[ends - 1])
+    if runs is None:
         whole: Array = np.lexsort((when, owner))
         return whole
+    begins, ends = begins[runs], ends[runs]
     lengths = ends - begins
     order: Array = np.arange(len(owner)) + np.repeat(begins - (np.cumsum(lengths) - lengths), lengths)
     return order
@@ -193,7 +239,8 @@ def _dictionary(indices: Array, values: Sequence[str]) -> pa.Array:
 
 def _plain(values: Array, kind: pa.DataType) -> pa.Array:
     if pa.types.is_dictionary(kind):
-        return pa.array(values.tolist(), pa.string()).dictionary_encode()
+        words, codes = _numbered(values.tolist())  # Arrow's own coding loads its compute functions: 40 ms
+        return _dictionary(codes, words)
     # pa.repeat takes ten times as long, and half of all columns are constant
     return pa.array(np.full(len(values), values[0]) if is_constant(values) else values, kind)
 
