@@ -79,7 +79,7 @@ class Agent:
         self.host = host
         self.rings = rings
         self.spool = spool
-        self.held_back, self.batch_ns = False, 0
+        self.held_back, self.batch_ns, self.short_columns = False, 0, False
         self._command: tuple[str, int] | None = None
         self._at_work: RankProcess | None = None
         self._seen_by_ras: Mapping[int, RasStall] = {}
@@ -175,6 +175,8 @@ class Agent:
 
     def _stalled_batch_ns(self, now_ns: int) -> int:
         """When the next batch is due if ranks go on standing still as they do now; never where one does not."""
+        if self.rings.moved:
+            return NEVER_NS
         running = [producer for producer in self.rings if producer.gone_ns is None]
         here = [one.process for one in running] or [one for one, seen in self._unobserved() if seen.waits]
         if not here:
@@ -195,7 +197,7 @@ class Agent:
         if self.spool is None:
             self._builder.discard()
         elif not self._builder.empty:
-            packed = self._builder.pack()
+            packed = self._builder.pack(short_columns=self.short_columns)
             batch = message(self.spool.next_sequence, packed.parts)
             self.spool.append(packed.samples, batch, packed.definitions, self.rings.marks())
             self._account(self.spool)

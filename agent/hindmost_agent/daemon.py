@@ -205,6 +205,7 @@ class Daemon:
                 later_s = self._phase * FULL_PERIOD_S / 2 if self.agent.full and self.agent.in_turn else 0
                 asyncio.get_running_loop().call_later(later_s, self.shipper.notify)
                 self.agent.held_back, self.agent.batch_ns = self.shipper.held_back, self.shipper.batch_ns
+                self.agent.short_columns = self.shipper.short_columns
             due_ns = self._ras.due_ns(now_ns)
             next_ns = min(next_ns, max(due_ns, now_ns + AGAIN_NS))
             if self._stalls_change(now_ns, due_ns):

@@ -72,18 +72,20 @@ class Hello(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., agent_id: _Optional[str] = ..., node: _Optional[str] = ..., boot_id: _Optional[str] = ..., version: _Optional[str] = ..., job_id: _Optional[str] = ..., monotonic_ns: _Optional[int] = ..., realtime_ns: _Optional[int] = ..., only_job: _Optional[str] = ..., only_node: _Optional[bool] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("protocol", "durable_sequence", "version", "received_sequence", "clock_with_batches")
+    __slots__ = ("protocol", "durable_sequence", "version", "received_sequence", "clock_with_batches", "short_columns")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     DURABLE_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     RECEIVED_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     CLOCK_WITH_BATCHES_FIELD_NUMBER: _ClassVar[int]
+    SHORT_COLUMNS_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     durable_sequence: int
     version: str
     received_sequence: int
     clock_with_batches: bool
-    def __init__(self, protocol: _Optional[int] = ..., durable_sequence: _Optional[int] = ..., version: _Optional[str] = ..., received_sequence: _Optional[int] = ..., clock_with_batches: _Optional[bool] = ...) -> None: ...
+    short_columns: bool
+    def __init__(self, protocol: _Optional[int] = ..., durable_sequence: _Optional[int] = ..., version: _Optional[str] = ..., received_sequence: _Optional[int] = ..., clock_with_batches: _Optional[bool] = ..., short_columns: _Optional[bool] = ...) -> None: ...
 
 class Goodbye(_message.Message):
     __slots__ = ("reason",)

@@ -1,5 +1,6 @@
 """From readings and rows to one ``Batch`` on the wire, with the definitions that it refers to."""
 
+from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
 from itertools import chain
@@ -18,6 +19,8 @@ from hindmost_agent.jobs.ranks import RankProcess, user_of
 from hindmost_agent.sampler import Reading, Series
 
 UNMEASURED = -1
+#: Columns of calls that may be short, as telemetry.proto has it, and the fewest rows for that.
+SHORT_COLUMNS, SHORT_ROWS = frozenset({"comm", "duration_ns", "bytes", "self_ns", "cpu_ns", "runqueue_ns"}), 64
 _FIELDS = wire.CollectiveBlock.DESCRIPTOR.fields_by_name
 
 
@@ -145,13 +148,14 @@ class Builder:
         self._rest.attachments.append(attachment)
         self._samples += 1
 
-    def pack(self) -> Packed:
-        """The batch, for ``message`` to number it; start the next one."""
+    def pack(self, *, short_columns: bool = False) -> Packed:
+        """The batch, for ``message`` to number it; start the next one. ``short_columns``: the collector reads them."""
         self._pack_readings()
         for kind, steps in self._steps.items():
             _pack_steps(self._batch, kind, steps)
         _pack_intervals(self._rest, self._intervals)
-        parts = (self._batch.SerializeToString(), *_pack_collectives(self._collectives), self._rest.SerializeToString())
+        calls = _pack_collectives(self._collectives, short_columns=short_columns)
+        parts = (self._batch.SerializeToString(), *calls, self._rest.SerializeToString())
         packed = Packed(self._samples, parts, self._definitions)
         self._start()
         return packed
@@ -218,7 +222,7 @@ def _coded(texts: Sequence[str]) -> tuple[list[str], list[int]]:
     return list(places), [places[text] for text in texts]
 
 
-def _pack_collectives(collectives: Gathered[Calls]) -> Sequence[bytes]:
+def _pack_collectives(collectives: Gathered[Calls], *, short_columns: bool) -> Sequence[bytes]:
     """The block as a field of its batch, in parts; its columns are the wire's already."""
     rows = collectives.rows
     if not rows:
@@ -231,13 +235,25 @@ def _pack_collectives(collectives: Gathered[Calls]) -> Sequence[bytes]:
         (_FIELDS["rows"].number, list(map(varint, collectives.counts))),
     ]
     # A column that says of no row more than its absence does costs both sides as much as any.
+    shortened = SHORT_COLUMNS if short_columns and len(rows) >= SHORT_ROWS else ()
     content += [
-        (_FIELDS[name].number, pieces)
+        (_FIELDS[name].number, _short(pieces) if name in shortened else pieces)
         for name, pieces in rows.columns.items()
-        if name not in _ABSENT or any(piece.strip(_ABSENT[name]) for piece in pieces)
+        if name not in _ABSENT or any(piece != _ABSENT[name] * len(piece) for piece in pieces)
     ]
     block = [part for number, pieces in sorted(content, key=itemgetter(0)) for part in (_head(number, pieces), *pieces)]
     return _head(wire.Batch.COLLECTIVES_FIELD_NUMBER, block), *block
+
+
+def _short(pieces: list[bytes]) -> list[bytes]:
+    """A column as one value, where all are alike, or in 32 bits a value, where that is enough."""
+    first = pieces[0][:8]
+    if all(piece[-8:] == first and piece == first * (len(piece) // 8) for piece in pieces):
+        return [first]
+    halves = [array("I", piece) for piece in pieces]
+    if any(half[1::2].tobytes() != bytes(2 * len(half)) for half in halves):
+        return pieces
+    return [*(half[::2].tobytes() for half in halves), bytes(sum(map(len, halves)) // 2 % 2 * 4)]
 
 
 def _pack_intervals(batch: wire.Batch, intervals: Gathered[list[IntervalRow]]) -> None:

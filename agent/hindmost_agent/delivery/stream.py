@@ -271,7 +271,7 @@ class Shipper:
         jitter: Callable[[], float] = random.random,
     ) -> None:
         self.target = target
-        self.held_back, self.batch_ns = False, 0
+        self.held_back, self.batch_ns, self.short_columns = False, 0, False
         self._spool = spool
         self._counts = counts
         counts.connected, counts.connects = False, 0
@@ -354,6 +354,7 @@ class Shipper:
         self._heard_ns = self._monotonic_ns()
         self._it_goes = False
         self.held_back, self.batch_ns = False, 0  # this collector says itself what it wants
+        self.short_columns = welcome.short_columns
         self._outbox = []
         self._round_trips.begin(with_batches=welcome.clock_with_batches)
 

@@ -27,6 +27,7 @@ from hindmost_collector.ingest.packed_fields import (
     first,
     varint_count,
     varints,
+    widen,
 )
 from hindmost_collector.ingest.row_builder import (
     NAME_LIMIT,
@@ -282,6 +283,7 @@ class Decoder:
         if not count:
             return
         codes = self._codes(block.op_names, block.op, count, "op")
+        widen(block, count)
         offset = _host_offset(block, clock)
         for part, rows, job, owners in self._owned(block, count):
             self.job(job).collectives.add(part, rows, owners, (offset,), codes)

@@ -6,6 +6,7 @@ and become an array in one step. Our agents send no unpacked or split columns: s
 Labels of a series are bytes too: most series share those of another one.
 """
 
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -110,6 +111,22 @@ def signed(column: bytes) -> Array:
     """The values of a column of ``sint32``, which are zigzagged varints."""
     values = varints(column).astype(np.int64)
     return (values >> 1) ^ -(values & 1)
+
+
+#: Columns of calls that may be short in a block of so many rows, as telemetry.proto has it.
+SHORT_COLUMNS, SHORT_ROWS = ("comm", "duration_ns", "bytes", "self_ns", "cpu_ns", "runqueue_ns"), 64
+_MAY_BE_SHORT = attrgetter(*SHORT_COLUMNS)
+
+
+def widen(block: Any, count: int) -> None:
+    """Make whole columns of a block's short ones."""
+    if count < SHORT_ROWS:
+        return
+    for name, column in zip(SHORT_COLUMNS, _MAY_BE_SHORT(block), strict=True):
+        if len(column) == 8:
+            setattr(block, name, column * count)
+        elif len(column) == (count + 1) // 2 * 8:
+            setattr(block, name, np.frombuffer(column, np.uint32, count).astype(np.int64).tobytes())
 
 
 def cut(block: Any, first_row: int, rows: int, count: int) -> Any:

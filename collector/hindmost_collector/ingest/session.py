@@ -61,6 +61,7 @@ class Outbox:
             received_sequence=received,
             version=__version__,
             clock_with_batches=direct,
+            short_columns=True,
         )
         self._first = wire.CollectorMessage(welcome=message)
         self.acked = durable

@@ -1,9 +1,12 @@
 """Steps become columns, whatever phases each of them has; readings become blocks, whatever series they come with."""
 
+from collections.abc import Callable
+
 import pytest
-from hindmost_agent.delivery.batch import UNMEASURED, Builder
+from hindmost_agent.delivery.batch import SHORT_ROWS, UNMEASURED, Builder
 from hindmost_agent.jobs.event_rows import StepRow
 from hindmost_agent.sampler import Metric, Reading, Series, gauge
+from hindmost_collector.ingest.packed_fields import Batch, eights, widen
 from hindmost_proto import telemetry_pb2 as wire
 
 from tests.ring_records import Call, calls
@@ -73,3 +76,31 @@ def test_a_column_that_says_nothing_is_not_sent(column: str, values: tuple[int, 
     (block,) = wire.Batch.FromString(b"".join(builder.pack().parts)).collectives
     assert list(getattr(block, column)) == sent
     assert list(block.self_ns) == [7, 7]
+
+
+@pytest.mark.parametrize("rows", [63, 64, 65])
+@pytest.mark.parametrize(
+    ("column", "value", "entries"),
+    [
+        ("bytes", lambda _: 1 << 40, lambda rows: 1),
+        ("cpu_ns", lambda row: (1 << 32) - 1 - row, lambda rows: (rows + 1) // 2),
+        ("cpu_ns", lambda row: UNMEASURED if row == 1 else row, lambda rows: rows),
+        ("self_ns", lambda row: row << 32, lambda rows: rows),
+        ("start_ns", lambda _: 10, lambda rows: rows),
+    ],
+)
+def test_columns_of_many_rows_are_short_where_their_values_permit_it(
+    rows: int, column: str, value: Callable[[int], int], entries: Callable[[int], int]
+) -> None:
+    """A collector that reads them makes whole columns of them."""
+    row = Call("all_reduce", 1, 0, 10, 20, 8, 0, UNMEASURED, 7, UNMEASURED, UNMEASURED)
+    builder = Builder("n")
+    sent = [row._replace(**{column: value(number)}) for number in range(rows)]
+    builder.collectives(7, calls(sent[:20]))
+    builder.collectives(8, calls(sent[20:]))
+    content = b"".join(builder.pack(short_columns=True).parts)
+    (block,) = wire.Batch.FromString(content).collectives
+    assert len(getattr(block, column)) == (entries(rows) if rows >= SHORT_ROWS else rows)
+    (raw,) = Batch.FromString(content).collectives
+    widen(raw, rows)
+    assert eights(getattr(raw, column)).tolist() == [getattr(one, column) for one in sent]
