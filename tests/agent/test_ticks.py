@@ -249,15 +249,16 @@ def test_a_ring_that_fills_is_read_at_once_and_looked_at_soon(tmp_path: Path, wr
 
 
 def test_rings_of_mpi_are_looked_at_less_often_while_no_rank_calls_it(tmp_path: Path) -> None:
-    """A burst of calls fills one within 0.65 s: four looks a second while there are calls, two while there are none."""
+    """A burst of calls fills an empty one within 0.65 s: it is looked at sooner the fuller it is, while there are
+    calls."""
     (tmp_path / "rings").mkdir(exist_ok=True)
     identity = Identity("j", 0, 64, 0, "n", "mpi", "solver")
     writer = ring.Writer.create(tmp_path / "rings", identity, "mpi")
     mine = agent(tmp_path, Spool(tmp_path / "spool", 1 << 20))
-    assert mine.tick(0) == NS // 4
+    assert mine.tick(0) == 380_000_000
     assert mine.tick(2 * NS) == 2 * NS + NS // 2
-    steps(writer, 1)
-    assert mine.tick(3 * NS) == 3 * NS + NS // 4
+    steps(writer, ring.DEFAULT_CAPACITY // 8)
+    assert mine.tick(3 * NS) == 3 * NS + 298_750_000
     writer.close()
 
 

@@ -60,7 +60,7 @@ class OpenRing:
         self._communicators: list[ring.Communicator] = []
         #: MPI's may fill within a second.
         self.bursts = reader.header.producer == "mpi"
-        self._written = self.reader.position
+        self._written, self._capacity = self.reader.position, reader.header.capacity
 
     @property
     def mark(self) -> Mark:
@@ -91,7 +91,10 @@ class OpenRing:
     @property
     def written(self) -> int:
         """How many events were ever written; of a torn ring, as far as is known."""
-        return _unless_torn(lambda: self.reader.written, self._written)
+        try:
+            return self.reader.written  # of each ring, some times a second
+        except ring.RingError:
+            return self._written
 
     @property
     def closed(self) -> bool:
@@ -116,7 +119,7 @@ class OpenRing:
     @property
     def full(self) -> float:
         """How much of the ring was waiting to be read when ``grown`` was last asked, from 0 to 1."""
-        return (self._written - self.reader.position) / self.reader.header.capacity
+        return (self._written - self.reader.position) / self._capacity
 
     def read(self) -> int:
         """Make rows of what is new; returns how many events. A torn ring is lost from here on, not an error."""
@@ -149,9 +152,9 @@ BUSY_SHARE = 0.2
 SILENT_NS = 60 * NS
 #: A dead writer may have left a slot claimed and unwritten, which the reader gives up on after a second.
 DRAIN_NS = 2 * NS
-#: How often is looked how full the rings of MPI are: a burst of short collectives fills one within 0.65 s. Less often
-#: where no rank has called MPI for so long: then all of them are empty.
-BURST_NS, IDLE_BURST_NS, IDLE_NS = NS // 4, NS // 2, 2 * NS
+#: A burst of short collectives fills an empty ring of MPI within 0.65 s. The fullest one is looked at again so long
+#: before it could be full; less often where no rank has called MPI for so long.
+BURST_NS, BEFORE_NS, IDLE_BURST_NS, IDLE_NS = NS * 65 // 100, NS * 27 // 100, NS // 2, 2 * NS
 #: Which GPU a rank uses is said once, by its probe or by the driver.
 GPU_NS = 5 * NS
 #: A ring file is under construction for an instant; one that cannot be opened this many times is reported.
@@ -323,8 +326,9 @@ class Rings:
         self._failed: dict[Path, int] = {}
         self._stamps: dict[Path, int] = {}
         self._lost_before = 0
-        #: Events written since all rings were read.
-        self.new_events = 0
+        #: Events written since all rings were read, and whether there were any new ones when they were last polled.
+        self.new_events, self.moved = 0, False
+        self._fullest = 0.0  # how full the fullest ring of MPI was then
 
     def __iter__(self) -> Iterator[Producer]:
         return iter(tuple(self._producers.values()))
@@ -359,17 +363,20 @@ class Rings:
 
         How far each has been written is one word of it; reading what was written is dear, and dearer in small portions.
         """
-        busy, new = False, 0
+        busy, new, fullest = False, 0, 0.0
         before_ns, self._polled_ns = self._polled_ns or now_ns, now_ns
         for producer in self._producers.values():
             for item in producer.rings.values():
                 if grown := item.grown():
                     producer.progress_ns, producer.progress_after_ns = now_ns, before_ns
                     new += grown
-                fills = item.full > BUSY_SHARE
-                busy = busy or fills
-                if fills or everything:
+                full = item.full
+                busy = busy or full > BUSY_SHARE
+                if everything or full > BUSY_SHARE:
                     self._host.counts.ring_events += item.read()
+                elif full > fullest and item.bursts:
+                    fullest = full
+        self.moved, self._fullest = new > 0, fullest
         self.new_events = 0 if everything else self.new_events + new
         return busy
 
@@ -378,8 +385,9 @@ class Rings:
         writing = [producer for producer in self._producers.values() if producer.gone_ns is None and producer.bursts]
         if not writing:
             return None
-        moved_ns = max(producer.progress_ns for producer in writing)
-        return BURST_NS if now_ns - moved_ns < IDLE_NS else IDLE_BURST_NS
+        if now_ns - max(producer.progress_ns for producer in writing) >= IDLE_NS:
+            return IDLE_BURST_NS
+        return int(BURST_NS * (1 - self._fullest)) - BEFORE_NS
 
     def marks(self) -> dict[str, Mark]:
         """How far every ring has been read, by its path."""
