@@ -10,7 +10,7 @@ from prometheus_client import Histogram
 from hindmost_collector.serve.exposition import Metric
 
 #: Between two measurements; and next to a job's ranks, where each wake-up may take a core from one.
-PERIOD_S, NEXT_TO_RANKS_S = 0.05, 1.0
+PERIOD_S, NEXT_TO_RANKS_S = 0.05, 5.0
 BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 LOOP_LAG = Metric("hindmost_collector_loop_lag_seconds", "histogram", "Delay of the ticks of the event loop.")
 

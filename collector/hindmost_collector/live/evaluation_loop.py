@@ -27,7 +27,7 @@ LOOK_S, HASTE_S = 0.25, 0.05
 #: What agents are asked comes at their next tick, with all that they have read until then: the cause may be in it.
 ANSWER_S = 0.5
 #: The first of them while cores are full.
-FULL_LOOK_S = 1.0
+FULL_LOOK_S = 2.0
 #: A job without data for this long is over; if all ranks are gone, a tenth of it is enough.
 SILENCE_NS = 300_000_000_000
 
@@ -46,6 +46,8 @@ class Watch:
         self._waits_for_stacks: set[str] = set()  # jobs that go on, a verdict of which waits for stacks
         self._failing: set[str] = set()  # jobs of which it is in the log that they cannot be judged
         self._looked: dict[str, dict[str, int]] = {}  # when each job's newest steps were looked at last
+        #: What each job's counters showed, and after how many ticks and reports, which alone change that.
+        self._watched: dict[str, tuple[tuple[int, int], bool]] = {}
 
     def pause_s(self, usual_s: float) -> float:
         """How long to wait before the next evaluation: less where a job may hang."""
@@ -109,7 +111,10 @@ class Watch:
         """Whether a rank seems slow or well again by its counters, which full cores would show late."""
         if not self._components.cores_are_full():
             return False
-        change = job.counter_watch.sees_a_change(dict(job.counters()), job.verdicts(), job.reported)
+        before, change = self._watched.get(job.id, (None, False))
+        if before != (news := (job.revision, job.reported)):
+            change = job.counter_watch.sees_a_change(dict(job.counters()), job.verdicts(), job.reported)
+            self._watched[job.id] = news, change
         return change and self._judging.recheck(job.id)
 
     async def turn(self, job: LiveJob, *, whole: bool) -> None:

@@ -228,9 +228,10 @@ WRITE_S = 0.25
 #: has lasted twice as long.
 FULL_SHARE, FULL_LEAST_S, FULL_MOST_S = 0.001, 10.0, 300.0
 NEWS_SHARE, MOST_HURRIED = 5 * FULL_SHARE, 5
-#: Longest CPU time (s) of a full evaluation while cores are full. It reads at most so many times the rows of the last
-#: one; the first reads as few as an incremental one, 70 to 200 ms.
-FULL_WHOLE_S, FULL_GROWTH = NEWS_SHARE * FULL_MOST_S, 3
+#: Longest CPU time (s) of a full evaluation while cores are full, unless the fewest rows take longer: then the rarest
+#: take no more than their share. It reads at most so many times the rows of the last one; the first reads as few as an
+#: incremental one, 70 to 200 ms.
+FULL_WHOLE_S, FULL_GROWTH = FULL_SHARE * FULL_MOST_S, 3
 #: While cores are full, a job of which a rank seems slow or well again is judged at once, if its last evaluation is
 #: ``EVERY_S`` ago. These may take so much of a core more, ``WHOLES_AHEAD`` ahead: a rank that flaps soon waits.
 RECHECK_SHARE = FULL_SHARE

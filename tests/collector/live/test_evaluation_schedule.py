@@ -74,10 +74,15 @@ def test_while_a_window_is_judged_no_other_is_while_cores_are_full(full: bool) -
 
 @pytest.mark.parametrize(
     ("full", "first", "took", "most"),
-    [(True, 50_000, 1.0, 150_000), (True, 50_000, 0.1, 300_000), (False, 400_000, 1.0, 400_000)],
+    [
+        (True, 50_000, 0.25, 120_000),
+        (True, 50_000, 0.05, 300_000),
+        (True, 50_000, 2.0, 50_000),
+        (False, 400_000, 0.2, 400_000),
+    ],
 )
 def test_a_window_is_as_long_as_full_cores_allow(full: bool, first: int, took: float, most: int) -> None:
-    """A second for 100,000 rows: 150,000 may take one and a half. Windows grow by three at most."""
+    """A quarter of a second for 100,000 rows: 120,000 may take three tenths. Windows grow by three at most."""
     used = [0.0]
     judging = Judging(cpu=lambda: used[0], cores_are_full=lambda: full)
 
