@@ -196,21 +196,15 @@ def _section(kind: Any, where: str, meanings: dict[str, str]) -> str:
     if names != list(meanings):
         raise ValueError(f"docs/generate/report_json.py: {kind.__name__} has {names}, described are {list(meanings)}")
     title = f"## {where[0].upper()}{where[1:]}" if where == "the report" else f"## `{where}`"
-    rows = [f"| `{name}` | {_type(kind, name)} | {meanings[name]} |" for name in names]
+    described = _schema_of(kind)["properties"]
+    rows = [f"| `{name}` | {_type(described[name])} | {meanings[name]} |" for name in names]
     return "\n".join([title, "", "| field | type | meaning |", "| --- | --- | --- |", *rows, ""])
 
 
-def _type(kind: Any, name: str) -> str:
-    """A field's type in the words of JSON."""
-    written = str(next(one.type for one in fields(kind) if one.name == name))
-    bare = written.replace(" | None", "")
-    if bare.startswith("dict"):
-        kind_of = "object"
-    elif bare.startswith(("tuple", "Sequence")):
-        kind_of = "array"
-    else:
-        kind_of = {"str": "string", "int": "integer", "float": "number", "bool": "boolean"}.get(bare, "object")
-    return f"{kind_of} or null" if "None" in written else kind_of
+def _type(described: dict[str, Any]) -> str:
+    """A field's type in the words of JSON, from the schema's."""
+    of = described.get("type") or ("object" if "$ref" in described else ["object", "null"])
+    return of if isinstance(of, str) else " or ".join(of)
 
 
 def _example() -> str:
