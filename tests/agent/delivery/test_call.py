@@ -91,29 +91,6 @@ async def test_a_collector_that_ends_the_call_while_the_agent_writes_is_reported
     await server.stop(0)
 
 
-async def test_another_service_at_that_port_is_no_silence() -> None:
-    """It does not know the method."""
-    server = grpc.aio.server()
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    with pytest.raises(CallError, match=r"[Mm]ethod not found"):
-        async with connect("127.0.0.1", port, 5.0) as call:
-            await call.read()
-    await server.stop(0)
-
-
-async def test_a_collector_that_goes_is_noticed() -> None:
-    """By a client that waits for a message."""
-    server, port = await collector(lengths)
-    with pytest.raises(ConnectionError):  # noqa: PT012 - as above
-        async with connect("127.0.0.1", port, 5.0) as call:
-            await call.write(b"there?")
-            await call.read()
-            reading = asyncio.create_task(call.read())
-            await server.stop(0)
-            await reading
-
-
 async def test_a_message_that_cannot_be_read_is_a_reason() -> None:
     """Whatever its decoder raises."""
     server, port = await collector(nonsense)
@@ -137,14 +114,3 @@ async def test_what_is_no_collector_is_an_error_of_the_connection(said: bytes) -
         async with connect("127.0.0.1", server.sockets[0].getsockname()[1], 5.0) as call:
             await call.read()
     server.close()
-
-
-async def test_a_port_without_a_listener_is_an_error_of_the_system() -> None:
-    """As the caller expects it."""
-    server = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    server.close()
-    await server.wait_closed()
-    with pytest.raises(OSError, match=r"refused|failed"):
-        async with connect("127.0.0.1", port, 5.0):
-            pass
