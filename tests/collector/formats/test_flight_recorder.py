@@ -261,7 +261,7 @@ def test_a_job_that_logs_no_step_while_dumps_are_written_has_stopped(tmp_path: P
     """The process lived until then, and made 150 steps in as much time before: who did not come is named."""
     verdict = _verdict(tmp_path)
     assert (verdict.kind, verdict.ranks, verdict.victims) == ("hang", (1,), (0,))
-    assert "6.0 s" in verdict.evidence[0]
+    assert verdict.waited_s == pytest.approx(6.0, abs=0.05)
 
 
 @pytest.mark.parametrize(
@@ -429,7 +429,7 @@ def test_dumps_that_are_all_damaged_leave_the_rest(tmp_path: Path) -> None:
     run = load(tmp_path)
     assert run.job.source == "NCCL profiler CSV (prof.PID.csv)"
     (note,) = [note for note in run.notes if note.startswith("Left out: nccl_trace_rank_0: damaged")]
-    assert note.endswith("; so is nccl_trace_rank_1.")
+    assert note.endswith("; so is nccl_trace_rank_1")
 
 
 BEGIN_NS = 1_790_857_026_000_000_000
