@@ -125,7 +125,7 @@ def parser() -> argparse.ArgumentParser:
     root.add_argument(
         "--version", action="version", version=f"hindmost {__version__}", help="print the version and exit"
     )
-    root.add_argument("command", choices=COMMANDS, metavar="COMMAND", help=argparse.SUPPRESS)
+    root.add_argument("command", nargs="?", choices=COMMANDS, metavar="COMMAND", help=argparse.SUPPRESS)
     groups = ("\n".join((f"{about}:", *_lines(commands))) for about, commands in _ABOUT.items())
     root.epilog = "\n\n".join((*groups, EPILOG))
     return root

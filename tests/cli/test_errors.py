@@ -204,6 +204,8 @@ def test_an_option_of_another_command_is_said_to_be_its(capsys: pytest.CaptureFi
     """Who mixes two commands up reads which one has it; of an unknown option, where all are listed."""
     assert hindmost_cli.main(["report", "run", "--fail-if", "step>3%"]) == 2
     assert "; --fail-if belongs to `hindmost compare`" in capsys.readouterr().err
+    assert hindmost_cli.main(["--fail-if", "run"]) == 2
+    assert "unrecognized arguments: --fail-if; --fail-if belongs to `hindmost compare`" in capsys.readouterr().err
     assert hindmost_cli.main(["report", "run", "--fail-never"]) == 2
     assert "; `hindmost report --help` lists the options" in capsys.readouterr().err
 
