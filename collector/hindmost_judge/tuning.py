@@ -126,8 +126,9 @@ class Facts:
 
     @property
     def input_costs(self) -> str:
-        """The same in words."""
-        return f"input costs {percent(self.input)} of the step"
+        """The same in words: COST may be more, by a rank that waits longer."""
+        waits = 1.01 * self.share("input") < self._input_cost
+        return f"{'the typical rank waits for input' if waits else 'input costs'} {percent(self.input)} of the step"
 
     def _summary(self, metric: str, of: str, how: str) -> dict[usage.Owner, float]:
         """In the steps, where there are samples of these, else in all of the recording."""
