@@ -366,7 +366,7 @@ def held_up(longer: float) -> list[str]:
 #: A measurement of less of the delay is not shown.
 SHOWN = 0.05
 #: What follows computing of which a part is waiting for a CPU.
-_LENGTHENED = " ({} more CPU time; the rest is waiting for a CPU)"
+_LENGTHENED = " ({} more CPU time; the rest is queueing)"
 
 
 def _adding_up(parts: list[tuple[str, float]], whole: float) -> list[tuple[str, float]]:
