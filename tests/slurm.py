@@ -63,6 +63,8 @@ NAMED = ("unshare", "--mount", "sh", "-c", 'mount --bind "$0" /etc/hosts 2>/dev/
 
 
 class Slurm:
+    """The running one."""
+
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.environ = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf")}
@@ -117,6 +119,7 @@ class Slurm:
 
 
 def port() -> int:
+    """One that is free."""
     with socket.create_server(("127.0.0.1", 0)) as found:
         number: int = found.getsockname()[1]
     return number

@@ -15,6 +15,8 @@ AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
 
 class Mpi(NamedTuple):
+    """One MPI installation."""
+
     launcher: Path
     compiler: Path
     python: Path

@@ -18,6 +18,7 @@ pytestmark = [pytest.mark.needs("mpirun", "cc"), pytest.mark.timeout(500)]
 
 @pytest.fixture(scope="module")
 def ran(installed: Mpi, program: Path, tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    """The program, observed."""
     folder = tmp_path_factory.mktemp("job")
     job = {
         "HINDMOST_JOB_ID": "job-1",

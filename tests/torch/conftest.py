@@ -49,6 +49,7 @@ class Trace:
         return Counter(event.name for event in self.events if event.kind == kind)
 
     def of(self, kind: int, name: str) -> list[ring.Event]:
+        """Events of a kind and name, in order."""
         return [event for event in self.events if (event.kind, event.name) == (kind, name)]
 
     def total_ms(self, kind: int, name: str) -> float:

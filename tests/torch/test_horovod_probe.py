@@ -102,6 +102,7 @@ def ran(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 
 
 def part(trace: Trace, holds: Callable[[ring.Event], bool]) -> Trace:
+    """Only these events of a rank."""
     found = copy.copy(trace)
     found.events = [event for event in trace.events if holds(event)]
     return found

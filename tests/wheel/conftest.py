@@ -34,9 +34,11 @@ class Installed(NamedTuple):
 
     @property
     def python(self) -> str:
+        """Its interpreter."""
         return str(self.bin / "python")
 
     def run(self, *command: str, cwd: Path, **environ: str) -> subprocess.CompletedProcess[str]:
+        """Run a command to its end."""
         return subprocess.run(
             command, cwd=cwd, env=self.environ | environ, capture_output=True, text=True, timeout=200, check=False
         )
@@ -56,6 +58,7 @@ def interpreter(version: str) -> Path | None:
 
 @pytest.fixture(scope="session")
 def wheel() -> Path:
+    """The wheel for this machine."""
     found = list((ROOT / "dist").glob(f"hindmost-*_{platform.machine()}.whl"))
     assert len(found) == 1, "run `make wheel` first"
     return found[0]

@@ -132,6 +132,7 @@ class Calls:
         self.write(op, start, comm, self._recorder.clock(), phase, size)
 
     def write(self, op: str, start: int, comm: int, now: int, phase: bool, size: int = 0) -> None:
+        """Write a wait."""
         ring = self._recorder.ring
         ring.event(COLLECTIVE, ring.name(op), start, now - start, self._sequences[comm], comm, NONE16, size)
         self._sequences[comm] += 1

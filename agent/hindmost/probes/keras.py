@@ -44,6 +44,7 @@ class Batches:
             recorder.step_begins(self._start, self._kind)
 
     def ends(self, *_: Any) -> None:
+        """The batch has ended."""
         recorder = self._recorder
         if self._start >= 0 and recorder.training_thread():
             now = recorder.clock()

@@ -101,6 +101,7 @@ class StepDetector:
                 self._recorder.step_leaves()
 
     def backward_begins(self, now: int) -> None:
+        """The outermost backward begins."""
         self._begin(now)
         self._forward_until(now)
         self._backward = self._prompted = True

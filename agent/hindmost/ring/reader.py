@@ -137,7 +137,7 @@ class Reader:
     @property
     def written(self) -> int:
         """Events ever claimed."""
-        return int.from_bytes(self._read(8, layout.HEAD_OFFSET), "little")
+        return self._word(layout.HEAD_OFFSET)
 
     @property
     def lost(self) -> int:
