@@ -373,7 +373,7 @@ def _of_cost(report: Mapping[str, Any]) -> str:
         if not cost or (one.get("since_step") and not of_fault(report)[0]):
             return ""
         least = "at least " if one.get("cost_is") == AT_LEAST else ""
-        amounts = f"{least}{number(cost)}", f"the {number(waited)} ms of {names(who)}"
+        amounts = f"{least}{number(cost)}", f"the {number(waited)} ms that others wait for {names(who)}"
         if waited > _DIFFERENT * cost:
             return f". COST is {' of '.join(amounts)}. The rest overlaps computing, or becomes a wait for the next rank"
         if waited * _DIFFERENT < cost:

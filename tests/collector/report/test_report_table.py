@@ -95,7 +95,9 @@ def test_the_caption_reconciles_caused_wait_with_cost(cost: float, explained: bo
     """By both figures, where they differ: without the fault ranks still wait for the next one."""
     slow = {"kind": "straggler", "ranks": [1], "cost_ms_per_step": cost}
     shown = columns.caption(["rank", "caused wait"], report(caused_wait_ms=100.0) | {"verdicts": [*first, slow]})
-    assert ("COST is 20.0 of the 100.0 ms of rank 1. The rest overlaps computing" in shown) == explained
+    assert (
+        "COST is 20.0 of the 100.0 ms that others wait for rank 1. The rest overlaps computing" in shown
+    ) == explained
 
 
 @pytest.mark.parametrize(("caused", "wait", "a_part"), [(35.6, 30.0, False), (9.0, 30.0, True)])
@@ -107,7 +109,7 @@ def test_the_caption_is_of_the_steps_of_the_fault(caused: float, wait: float, a_
     found = report(caused_wait_ms=0.2, wait_ms=9.0) | {"verdicts": [slow], "sections": {"phases": {"fault": fault}}}
     shown = columns.caption(["rank", "caused wait", "caused wait since 150"], found)
     assert ("the part of the others' wait that" in shown) == a_part
-    assert ("COST is 20.0 of the 35.6 ms of rank 1" in shown) != a_part
+    assert ("COST is 20.0 of the 35.6 ms that others wait for rank 1" in shown) != a_part
 
 
 @pytest.mark.parametrize(("cost", "since", "explained"), [(5.6, 0, True), (5.0, 0, False), (199.0, 300, False)])
