@@ -8,7 +8,8 @@ from hindmost_proto import telemetry_pb2 as wire
 
 from hindmost_agent.delivery.batch import Builder, message
 from hindmost_agent.delivery.spool import REASONS, Spool
-from hindmost_agent.jobs.discovery import Jobs, at_work
+from hindmost_agent.jobs.command import at_work
+from hindmost_agent.jobs.discovery import Jobs
 from hindmost_agent.jobs.ranks import RankProcess
 from hindmost_agent.jobs.rings import NOTHING, Producer, RankStates, RasStall, Rings
 from hindmost_agent.runner import Runner

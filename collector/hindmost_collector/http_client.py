@@ -1,5 +1,7 @@
 """HTTP POST to a receiver of samples or a webhook: in bounded time, and which answers are worth another try."""
 
+from __future__ import annotations
+
 import base64
 import contextlib
 import http.client

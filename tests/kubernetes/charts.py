@@ -31,6 +31,7 @@ def render(values: dict[str, Any], namespace: str = "hindmost") -> list[Object]:
 
 
 def of_kind(objects: list[Object], *kinds: str) -> dict[str, Object]:
+    """Objects of these kinds by name."""
     return {one["metadata"]["name"]: one for one in objects if one["kind"] in kinds}
 
 

@@ -168,6 +168,7 @@ def test_a_verdict_is_seen_with_kubectl(server: ApiServer, helms: Any, tmp_path:
 
 
 def a_pod(server: ApiServer, namespace: str) -> Pod:
+    """A training pod there."""
     spec = {"containers": [{"name": "train", "image": "train"}]}
     made = server.create(f"{CORE}/{namespace}/pods", {"metadata": {"name": "train-2"}, "spec": spec})
     return Pod(namespace, "train-2", made["metadata"]["uid"], "Job/train")

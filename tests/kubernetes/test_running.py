@@ -107,6 +107,7 @@ class Release:
 
     @property
     def logs(self) -> str:
+        """What all of them said."""
         return "\n".join(f"{path.name}:\n{path.read_text()}" for path in sorted(self.folder.glob("*.log")))
 
 

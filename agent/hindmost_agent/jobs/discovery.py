@@ -3,6 +3,8 @@
 Which rank a process is comes from its environment, its command line and its control group.
 """
 
+from __future__ import annotations
+
 import contextlib
 import fcntl
 import logging
@@ -16,7 +18,6 @@ from hindmost import identity
 from hindmost.bootstrap import ENTERED
 from hindmost_proto import telemetry_pb2 as wire
 
-from hindmost_agent.jobs.processes import children
 from hindmost_agent.jobs.ranks import RankProcess
 from hindmost_agent.jobs.rings import start_ticks
 from hindmost_agent.kernel_files import numbers, read_once, text
@@ -107,19 +108,6 @@ def rank_of(proc: Path, pid: int, argv: Sequence[str]) -> RankProcess | None:
         return None
     place = found.rank, found.world_size, found.local_rank
     return RankProcess(found.job_id, *place, pid, ticks, command=found.command)
-
-
-def at_work(proc: Path, job: str, pid: int) -> RankProcess | None:
-    """The process that does a command's work, as the only rank of its job: below shells and what runs one program."""
-    while argv := command_line(proc, pid):
-        ticks = start_ticks(proc, pid)
-        if not carries(argv) and ticks is not None:
-            return RankProcess(job, 0, 1, 0, pid, ticks, command=" ".join(argv))
-        below = children(proc / str(pid)) or ()
-        if len(below) != 1:
-            break
-        (pid,) = below
-    return None
 
 
 def ancestors(proc: Path, pid: int) -> Iterator[int]:

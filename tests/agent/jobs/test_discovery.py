@@ -13,12 +13,12 @@ from hindmost_agent import kernel_files
 from hindmost_agent.agent import Agent
 from hindmost_agent.delivery.batch import Builder
 from hindmost_agent.jobs import discovery
+from hindmost_agent.jobs.command import at_work
 from hindmost_agent.jobs.discovery import (
     LONGEST,
     PERIOD_NS,
     YOUNG,
     Jobs,
-    at_work,
     job_id,
     pod_of,
     ring_folders,
