@@ -208,7 +208,7 @@ AIMED = 0.4
 EVERY_S = 2.0
 #: In a job of more ranks than this, incremental evaluations take at most such a share of a core, and come up to so many
 #: seconds apart: agents of large jobs report no more often.
-MANY_RANKS, OF_A_LARGE_JOB, APART_S = 1024, 0.03, float(MOST_S)
+MANY_RANKS, OF_A_LARGE_JOB, APART_S = 1024, 0.02, float(MOST_S)
 #: Full evaluations allowed ahead of the budget, whatever each takes: one for the first news, one for more of it, one
 #: for agents' answers. The second number counts where an earlier one was in vain.
 WHOLES_AHEAD, IN_VAIN = 3, 2
