@@ -259,7 +259,7 @@ def test_a_rank_that_needs_far_more_cpu_time_is_not_cleared() -> None:
     """Of two threads of one core healthy ranks differ by 30 %: one that needs 41 % more cannot be named surely."""
     (verdict,) = judged(OURS / "mpi-observed-unsure-rank2.tar.xz").verdicts
     assert (verdict.kind, verdict.confidence) == ("balanced", 0.5)
-    assert "rank 2" in verdict.evidence[0]
+    assert "Rank 2" in verdict.evidence[0]
 
 
 def test_ranks_that_are_slow_in_turn_are_each_named_for_turns_of_their_own() -> None:

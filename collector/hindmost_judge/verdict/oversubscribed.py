@@ -287,7 +287,8 @@ def no_rank_named(
             return found
         first = f"{shared}: any of them can be late by that"
         advice = telling_on_shared_cpus(use(), fewer)
-        return replace(found, evidence=(f"{first}; {found.evidence[0]}", *found.evidence[1:]), advice=advice)
+        then, *others = found.evidence
+        return replace(found, evidence=(f"{first}. {then[0].upper()}{then[1:]}", *others), advice=advice)
     why = table.explain(blocks, row, columns, settings)
     evidence = wording.waited_for(blocks, row, str(shared), average(blocks.delay[row]), why)
     return Verdict(kind="insufficient_data", evidence=tuple(evidence), advice=telling_on_shared_cpus(use(), fewer))

@@ -622,7 +622,7 @@ def test_a_rank_that_needs_much_more_on_full_cpus_is_suspected_of_few_steps() ->
     load = Load(ranks=3, steps=24, compute=5.0, transfer=160.0, cpus=CPUS, jostle=20.0)
     (verdict,) = judge(make(replace(load, faults=[*faults, {"rank": 1, "compute": 4.0}]))).verdicts
     assert (verdict.kind, verdict.confidence) == ("balanced", 0.5)
-    assert "rank 1 is suspected (CPU time 9.2 ms, others 5.2 ms)" in verdict.evidence[0]
+    assert "Rank 1 is suspected (CPU time 9.2 ms, others 5.2 ms)" in verdict.evidence[0]
 
 
 def test_a_rank_that_sleeps_now_and_then_is_named_at_what_it_costs() -> None:
