@@ -80,6 +80,8 @@ WRITES = 4096.0
 #: The mean rank of a compiled program works this much less than the longest, whose memory or messages are so much more
 #: than the others'.
 UNEVEN, MORE = 0.10, 1.10
+#: No CPU is so many times slower than half of the others that do as much. How sure it is that work is uneven.
+SLOWEST, _SURE_OF_DOMAINS = 3.0, 0.9
 #: PCIe's bytes a second of one lane by generation, and the share of it that copies from pinned memory reach.
 LANE, PINNED = {3: 0.985e9, 4: 1.97e9, 5: 3.94e9, 6: 7.56e9}, 0.60
 
@@ -710,8 +712,8 @@ def _storage(facts: Facts) -> Advice | None:
 
 
 def with_domains(found: Sequence[Verdict], run: Run, seen: Overview | None, *, stalled: bool) -> list[Verdict]:
-    """The verdicts, with advice on an uneven domain where they are in doubt, or where its rank is late all along by no
-    more than twice as much.
+    """The verdicts, with that on an uneven domain for those in doubt, and for stalls of its ranks all along; with
+    advice on it where these are slow all along. Both, where they cost no more than twice as much.
 
     Such a rank may have a slow CPU, too. One with more work that it does before some exchanges is late in these: it
     does not stall.
@@ -723,16 +725,28 @@ def with_domains(found: Sequence[Verdict], run: Run, seen: Overview | None, *, s
         all_along = not one.since_step and one.until_step is None
         return one.kind in LATE and one.cause in ("compute", "unknown") and all_along
 
-    uneven = _domains(Facts(run, seen, ())) if any(map(may_be_uneven, found)) else None
+    facts = Facts(run, seen, ())
+    uneven = _domains(facts) if any(map(may_be_uneven, found)) else None
     if uneven is None:
         return list(found)
 
     def advised(one: Verdict) -> Verdict:
-        another = one.kind in LATE and one.ranks != uneven.ranks
+        another = one.kind in LATE and not set(one.ranks) <= set(uneven.ranks)
         if not may_be_uneven(one) or another or (one.cost_ratio or 0.0) > 2 * uneven.share:
             return one
-        cause = "workload" if one.kind == "intermittent" else one.cause
-        return replace(one, cause=cause, advice=(f"{uneven.set} ({uneven.found})", *one.advice))
+        if one.kind == "straggler":
+            return replace(one, advice=(f"{uneven.set} ({uneven.found})", *one.advice))
+        return Verdict(
+            "uneven_workload",
+            cause="workload",
+            since_step=0,
+            cost_ms_per_step=uneven.share * facts.step / 1e6,
+            cost_ratio=uneven.share,
+            confidence=_SURE_OF_DOMAINS,
+            explained=1.0,
+            evidence=(uneven.found,),
+            advice=(uneven.set,),
+        )
 
     return [advised(one) for one in found]
 
@@ -748,19 +762,20 @@ def _domains(facts: Facts) -> Advice | None:
     work = median(own, axis=1)  # what it saves now and then is no domain
     longest, mean = float(np.nanmax(work)), float(np.nanmean(work))
     rank = int(facts.seen.ranks[int(np.nanargmax(work))])
-    shown = _more_of(facts, rank)
-    if longest - mean < UNEVEN * longest or not shown or not facts.step > 0:
+    shown, spread = _more_of(facts, rank), longest - mean
+    others = float(median(np.delete(work, np.nanargmax(work))))
+    if spread < UNEVEN * longest or not (shown or longest >= SLOWEST * others) or not facts.step > 0:
         return None
-    spread = longest - mean
+    has = f", and has {shown}" if shown else f", half of the others at most {ms(others)}"
     return Advice(
         "uneven domains",
-        f"rank {rank} works {ms(longest)} of the step, the mean rank {ms(mean)}, and has {shown}; spread evenly, a"
+        f"rank {rank} works {ms(longest)} of the step, the mean rank {ms(mean)}{has}; spread evenly, a"
         f" step is {percent(spread / facts.step)} shorter",
         f"the mean rank works {percent(UNEVEN)} less than the longest, which has {MORE:.1f} times the others' memory,"
-        " calls or bytes",
+        f" calls or bytes, or works {SLOWEST:.0f} times as long as half of the others",
         "divide the domain by work: the program's load balancer (LAMMPS `fix balance`), another process grid",
         spread / facts.step,
-        ranks=(rank,),
+        ranks=tuple(facts.seen.ranks[work >= mean + spread / 2].tolist()),
     )
 
 

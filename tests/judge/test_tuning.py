@@ -394,12 +394,12 @@ DOUBTFUL = Verdict("balanced", confidence=UNSURE, advice=("wait",))
     ("late", "stalled", "kind", "cause", "first"),
     [
         pytest.param(LATE, False, "straggler", "compute", True, id="which may have a slow CPU, too"),
-        pytest.param(replace(LATE, kind="intermittent"), False, "intermittent", "workload", True, id="sometimes"),
+        pytest.param(replace(LATE, kind="intermittent"), False, "uneven_workload", "workload", True, id="sometimes"),
         pytest.param(replace(LATE, ranks=(2,)), False, "straggler", "compute", False, id="another rank"),
         pytest.param(replace(LATE, cause="cpu_contention"), False, "straggler", "cpu_contention", False, id="waits"),
         pytest.param(replace(LATE, since_step=40), False, "straggler", "compute", False, id="domains do not change"),
         pytest.param(replace(LATE, cost_ratio=1.0), False, "straggler", "compute", False, id="it saves too little"),
-        pytest.param(DOUBTFUL, False, "balanced", None, True, id="noise may be as long"),
+        pytest.param(DOUBTFUL, False, "uneven_workload", "workload", True, id="noise may be as long"),
         pytest.param(DOUBTFUL, True, "balanced", None, False, id="a stall has another reason"),
         pytest.param(replace(DOUBTFUL, confidence=0.9), False, "balanced", None, False, id="it costs nothing"),
     ],
@@ -412,6 +412,15 @@ def test_an_uneven_domain_is_the_reason_of_a_wait(
     (found,) = tuning.with_domains([late], run, works(50.0, 50.0, 50.0, 90.0), stalled=stalled)
     assert (found.kind, found.cause) == (kind, cause)
     assert found.advice[0].startswith("divide the domain by work") == first
+
+
+@pytest.mark.parametrize(("most", "uneven"), [(90.0, True), (40.0, False)])
+def test_no_cpu_is_three_times_slower_than_others(most: float, uneven: bool) -> None:
+    """Where one rank works so much longer its work is larger, though its memory is not. The cost is of spreading it."""
+    run = job(*of_memory(1.0, 1.0, 1.0, 1.0), framework="mpi")
+    (found,) = tuning.with_domains([DOUBTFUL], run, works(20.0, 20.0, 20.0, most), stalled=False)
+    assert (found.kind == "uneven_workload", found.ranks) == (uneven, ())
+    assert found.cost_ms_per_step == (pytest.approx(most - (60 + most) / 4) if uneven else None)
 
 
 def test_what_a_rank_saves_now_and_then_is_no_domain() -> None:

@@ -58,6 +58,19 @@ class _Steps(NamedTuple):
     computing: float
     waiting: float
 
+    def in_steps_of(self, times: int, first: int) -> _Steps:
+        """The same with so many repetitions as one step, from this one on, without those that are left over."""
+        steps = (len(self.began) - first) // times
+        inside = (self.number >= first) & (self.number < first + steps * times)
+        return self._replace(
+            call=self.call[inside],
+            peer=self.peer[inside],
+            number=(self.number[inside] - first) // times,
+            began=self.began[first : first + steps * times : times],
+            computing=self.computing * times,
+            waiting=self.waiting * times,
+        )
+
 
 class Exchanges(NamedTuple):
     """A ``run`` with the calls of each rank's steps as one call, and without all others.
@@ -102,7 +115,8 @@ def with_exchanges_joined(run: Run) -> Exchanges | None:
         if one is None:
             return None
         found[rank] = one
-    made, pairs = [len(one.began) for one in found.values()], _neighbours(found)
+    found, pairs = _in_whole_steps(found, table), _neighbours(found)
+    made = [len(one.began) for one in found.values()]
     if min(made) < _TOGETHER * max(made) or not _all_reached(np.hstack([pairs, pairs[::-1]])):
         return None
     at_once = _at_once(found, pairs)
@@ -233,6 +247,15 @@ def _of_rank(table: Table, code: Ints, mine: Ints, whom: Ints) -> _Steps | None:
         computing=computing,
         waiting=waiting,
     )
+
+
+def _in_whole_steps(found: dict[int, _Steps], table: Table) -> dict[int, _Steps]:
+    """With as many repetitions as one step as the typical rank's computing before each shows, if all made as many."""
+    if len({len(one.began) for one in found.values()}) > 1:
+        return found
+    own = np.array([np.bincount(one.number, table["self_ns"][one.call]) for one in found.values()])
+    times, first = steps.cycle(median(own, axis=0))
+    return {rank: one.in_steps_of(times, first) for rank, one in found.items()} if times > 1 else found
 
 
 def _all_reached(pairs: Ints) -> bool:

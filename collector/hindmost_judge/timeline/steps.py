@@ -312,6 +312,27 @@ def calls_a_step(self_time: Floats, most: int = _MOST_IN_A_ROW) -> int:
     return 1
 
 
+#: Repetitions are parts of a step if what is computed before each differs by less than this share, once each is set
+#: against those at its place; the largest of these shares, which stalls decide, is left out.
+_AT_ITS_PLACE, _WITHOUT_STALLS = 0.5, 95
+
+
+def cycle(computed: Floats, most: int = _MOST_IN_A_ROW) -> tuple[int, int]:
+    """How many repetitions make a step, by what is ``computed`` before each [S], and which is the first of one."""
+
+    def scatter(levels: Floats) -> float:
+        apart = np.abs(computed[: len(levels)] - levels)
+        return float(np.minimum(apart, np.percentile(apart, _WITHOUT_STALLS)).mean())
+
+    for times in range(2, min(most, len(computed) // _LEAST_STEPS) + 1):
+        whole = len(computed) // times * times
+        place = median(computed[:whole].reshape(-1, times), axis=0)
+        usual = np.full(whole, float(median(computed)))
+        if scatter(np.tile(place, whole // times)) < _AT_ITS_PLACE * scatter(usual):
+            return times, int(np.argmax(place))
+    return 1, 0
+
+
 def _first_of(self_time: Floats, length: int) -> Ints:
     """Those before which more is computed than before all others together that can be of one step with them."""
     total = np.concatenate([[0.0], np.cumsum(self_time)])

@@ -13,6 +13,7 @@ from hindmost_judge.timeline import matching
 from hindmost_judge.timeline.steps import (
     Marks,
     are_parts,
+    cycle,
     infer,
     missing_alike,
     period,
@@ -390,3 +391,15 @@ def test_an_even_job_of_two_in_a_row_is_balanced() -> None:
     report = judge(twice(make(Load(compute=3.0))))
     assert [verdict.kind for verdict in report.verdicts] == ["balanced"]
     assert report.job.steps == 150
+
+
+@pytest.mark.parametrize(
+    ("parts", "found"),
+    [((1.0,), (1, 0)), ((1.0, 1.6), (2, 1)), ((3.0, 1.0, 2.0), (3, 0)), ((1.0, 1.05), (1, 0))],
+    ids=["alike", "two", "three", "less than noise"],
+)
+def test_repetitions_with_unequal_work_are_parts_of_a_step(parts: tuple[float, ...], found: tuple[int, int]) -> None:
+    """A program exchanges several times in a step, and computes now more and now less before. Stalls are no part."""
+    computed = np.resize(parts, 180) + np.random.default_rng(1).normal(0, 0.1, 180)
+    computed[::47] += 20.0
+    assert cycle(computed) == found
