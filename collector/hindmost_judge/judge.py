@@ -3,8 +3,10 @@ foreign recordings."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,7 +18,7 @@ from hindmost_judge.encoding import chosen
 from hindmost_judge.graph import host_paced
 from hindmost_judge.model import RUNNING, Run, Table, rows
 from hindmost_judge.settings import DEFAULT, Settings
-from hindmost_judge.stats.robust import average, median, percentile
+from hindmost_judge.stats.robust import median, percentile
 from hindmost_judge.timeline import build_blocks, phases
 from hindmost_judge.timeline.separate_jobs import (
     MembershipChange,
@@ -39,8 +41,8 @@ from hindmost_judge.verdict import (
     summary,
     wording,
 )
-from hindmost_judge.verdict.intermittent import of_stalls
-from hindmost_judge.verdict.schema import LATE, QUIET, STOPS, UNSURE, Report, Verdict
+from hindmost_judge.verdict.intermittent import cause_of, of_stalls
+from hindmost_judge.verdict.schema import LATE, QUIET, STOPS, Report, Verdict
 from hindmost_judge.verdict.slow_ranks import of_links, of_slowdowns
 from hindmost_judge.verdict.stops import of_mismatch, of_parted
 from hindmost_judge.verdict.whole_job import balanced, may_be_slow, saving_note, step_limit
@@ -82,12 +84,14 @@ def _of_those_that_meet(run: Run, settings: Settings) -> Report:
         stop = None
     stalls, told_of_stalls = stops.find_ended_stalls(run, blocks, settings) if stop is None else ((), [])
     found, told_of_silence = _ended(run, blocks, stop, p99, settings)
-    notes = [*run.notes, *(planned.note for planned in aside), *told_of_stalls, *told_of_silence]
+    notes = [*run.notes, *told_of_stalls, *told_of_silence]
     if blocks is not None:
         settings = settings_of_few_profiled(blocks, run.steps, settings)
         crowded_out, blocks = oversubscribed.bound_to_few_cpus(run, blocks, settings)
         found = [*found, *crowded_out]
-        found, more = _held_back(detect.Case(run, blocks, settings, tuple(found), cpu_sharing.find(run), seen))
+        going = stops.without_ended_stalls(blocks, stalls)
+        found, served, more = _held_back(detect.Case(run, going, settings, tuple(found), cpu_sharing.find(run), seen))
+        aside += served if stop is None else []
         if any(verdict.kind in STOPS for verdict in found):  # not about ranks that were slow for a while before
             found = [verdict for verdict in found if verdict.kind in STOPS or verdict.until_step is None]
         notes += more if stop is None else []
@@ -96,7 +100,8 @@ def _of_those_that_meet(run: Run, settings: Settings) -> Report:
     found = missing_ranks.without_doubtful_forwards(inconclusive.despite_exchanges(found, run, blocks), run, blocks)
     found = inconclusive.without_lost_leads(found, blocks)
     if not found:
-        found.append(_nothing(run, stops.without_ended_stalls(blocks, stalls), settings))
+        even = None if blocks is None else stops.without_ended_stalls(waste.without_planned(blocks, aside), stalls)
+        found.append(_nothing(run, even, settings))
     found = tuning.with_domains(found, run, seen, stalled=bool(stalls))
     found = stops.with_ended_stalls(missing_ranks.with_missing_ranks(found, run, blocks), stalls, run)
     slower = all_slower.find_slowed(blocks, found) if blocks is not None and stop is None else None
@@ -115,12 +120,12 @@ def _of_those_that_meet(run: Run, settings: Settings) -> Report:
         return Report(job=summary.job(run, blocks), verdicts=_in_order(found), ranks=ranks, overview=seen)
     notes = [*endings.undelivered(run), *notes, *stopped.note(run, found, stalls)]
     what_if = summary.what_if(run, blocks, found)
-    bound = step_limit(blocks, found, settings, partial(_cpu_use, run, blocks), seen)
-    saving = [note for note in notes if note.endswith(wording.SAVING)]
-    if bound is not None and bound.by == "checkpoint":  # which says it
-        notes = [note for note in notes if note not in saving]
-    elif not saving:
-        notes += saving_note(found, seen)
+    bound = step_limit(blocks, found, settings, partial(_cpu_use, run, blocks), seen, aside)
+    saves = [planned.note for planned in aside if planned.cause == "checkpoint"]
+    said = bound is not None and bound.by == "checkpoint"
+    notes += [] if saves or said else saving_note(found, seen)
+    said_of = [*(saves if said else []), *([bound.evidence] if bound is not None else [])]
+    notes += [planned.note for planned in aside if planned.note not in said_of]
     return Report(
         job=replace(summary.job(run, blocks), bound=bound, stalls=stalls, slowed=slower),
         verdicts=_in_order(found),
@@ -284,10 +289,11 @@ def _in_order(found: list[Verdict]) -> tuple[Verdict, ...]:
     return tuple(found[at] for run in runs for at in sorted(run, key=lambda at: found[at].since_step or 0))
 
 
-def _held_back(case: detect.Case) -> tuple[list[Verdict], list[str]]:
-    """Those found before, the verdicts on ranks that are late, and on what else makes steps longer; and notes."""
+def _held_back(case: detect.Case) -> tuple[list[Verdict], list[waste.Planned], list[str]]:
+    """Those found before, the verdicts on ranks that are late, and on what else makes steps longer; what stalls are
+    planned; and notes."""
     run, blocks, settings = case.run, case.blocks, case.settings
-    late, notes, by_chance = _late(blocks, settings, case.shared)
+    late, notes, by_chance, planned = _late(blocks, settings, case.shared)
     unsure, late = ([one for one in late if (one.kind in QUIET) == quiet] for quiet in (True, False))
     others, failed = detect.run(detect.load(), replace(case, found=(*case.found, *late)))
     others = may_be_slow(others, {int(blocks.ranks[slowdown.row]) for slowdown in by_chance})
@@ -296,13 +302,20 @@ def _held_back(case: detect.Case) -> tuple[list[Verdict], list[str]]:
     if not any(one.ranks for one in found) and case.shared is None:
         found += _of_most(run, blocks, settings)
     hidden = loading.hidden_input_notes(blocks, found, settings) if not run.incremental else []
-    return found or unsure, [*notes, *failed, *hidden]
+    return found or unsure, [*planned], [*notes, *failed, *hidden]
 
 
-def _late(
-    blocks: Blocks, settings: Settings, shared: Sharing | None
-) -> tuple[list[Verdict], list[str], list[Slowdown]]:
-    """Verdicts on slow and on stalling ranks, each judged with the others in view; notes; slowdowns by chance."""
+class _Late(NamedTuple):
+    """Verdicts on slow and on stalling ranks, each judged with the others in view; notes; slowdowns by chance; and
+    stalls that the script plans."""
+
+    found: list[Verdict]
+    notes: list[str]
+    by_chance: Sequence[Slowdown] = ()
+    planned: Sequence[waste.Planned] = ()
+
+
+def _late(blocks: Blocks, settings: Settings, shared: Sharing | None) -> _Late:
     if (blocks.lanes is not None or blocks.turn > 1) and shared is None:
         return _by_work(blocks, settings)
     timed = uneven.uncounted(blocks, settings)
@@ -321,28 +334,24 @@ def _late(
     stalls = [stall for stall in stalls if late.isdisjoint(stall.rows)]
     if shared is not None:
         found, more = oversubscribed.on_shared_cpus(shared, found, stalls, blocks, settings)
-        return found, [*notes, *more], []
+        return _Late(found, [*notes, *more])
     asking = oversubscribed.asking_most(blocks, settings) if not found else []
     if asking:
-        return [*asking, *oversubscribed.other_stalls(asking, stalls, blocks, settings)], notes, by_chance
+        found = [*asking, *oversubscribed.other_stalls(asking, stalls, blocks, settings)]
+        return _Late(found, notes, by_chance)
     named_slowdowns = [slowdown for slowdown in slowdowns if slowdown.row in named]
-    by_cause = of_stalls(stalls, blocks, settings, slowdowns=named_slowdowns)
-    stalls, served = waste.served(stalls, blocks, by_cause)
-    found += of_stalls(stalls, blocks, settings, slowdowns=named_slowdowns) if served else by_cause
-    dear = [planned for planned in served if planned.ms_per_step * 1e6 >= wording.DEAR * average(blocks.period)]
-    if dear and not found and not any(one.cause == "checkpoint" for one in by_cause):
-        saves, who = dear[0].cause == "checkpoint", dear[0].ranks[0]
-        do = f"save {wording.SAVING}" if saves else f"see what rank {who} does in these steps"
-        notes_on = tuple(planned.note for planned in dear)
-        found = [Verdict("balanced", confidence=UNSURE, evidence=notes_on, advice=(do,))]
-    return found, [*notes, *(planned.note for planned in served)], by_chance
+    halted = set(stopped.stopped_rows(blocks))
+    causes = ["stopped" if halted & {*one.rows} else cause_of(blocks, one, stalls, settings).cause for one in stalls]
+    stalls, served = waste.served(stalls, causes, blocks, settings)
+    found += of_stalls(stalls, blocks, settings, slowdowns=named_slowdowns)
+    return _Late(found, notes, by_chance, served)
 
 
 #: A host stalls in a smaller share of the steps than this; in more of them it only varies, as hosts do.
 _RARE = 0.125
 
 
-def _by_work(blocks: Blocks, settings: Settings) -> tuple[list[Verdict], list[str], list[Slowdown]]:
+def _by_work(blocks: Blocks, settings: Settings) -> _Late:
     """The same of a job whose hosts or loaders set the pace, by their work."""
     slowdowns = host_work.find(blocks, settings)
     found, notes = of_slowdowns(slowdowns, blocks, settings)
@@ -350,7 +359,7 @@ def _by_work(blocks: Blocks, settings: Settings) -> tuple[list[Verdict], list[st
     most = _RARE * len(blocks.steps)
     stalls = [one for one in intermittent.find(blocks, settings, slowdowns) if named.isdisjoint(one.rows)]
     stalls = [stall for stall in stalls if len(stall.stalled) <= most]
-    return [*found, *of_stalls(stalls, blocks, settings, slowdowns=slowdowns)], notes, []
+    return _Late([*found, *of_stalls(stalls, blocks, settings, slowdowns=slowdowns)], notes)
 
 
 def _uncounted(

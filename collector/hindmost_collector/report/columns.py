@@ -53,6 +53,7 @@ _BOUNDS = {
     "gpu_compute": "GPU computing",
     "gpu_memory": "GPU memory bandwidth",
     "checkpoint": "writing checkpoints or other files",
+    "serial": "serial work",
     "unknown": "not known",
 }
 
@@ -128,7 +129,7 @@ def limits_more(report: Mapping[str, Any]) -> bool:
         return bool(limit["by"] != "unknown")
     costs = [verdict["cost_ratio"] for verdict in verdicts if verdict.get("cost_ratio")]
     costs += [1.0] * bool(job.get("stalls") or job.get("slowed"))
-    first = limit["by"] in ("cpu", "checkpoint") and OTHERS_USE not in limit["evidence"]
+    first = limit["by"] in ("cpu", "checkpoint", "serial") and OTHERS_USE not in limit["evidence"]
     return first and max(costs, default=0.0) < (limit.get("cost_ratio") or _BEFORE_A_LIMIT)
 
 
@@ -138,6 +139,7 @@ _DO_ON = {
     "copies": "copy from pinned memory, in the background: `pin_memory=True`, `batch.to(device, non_blocking=True)`",
     "host": "launch fewer, larger kernels: CUDA graphs, torch.compile, fused optimizers, larger batches",
     "checkpoint": f"save {SAVING}",
+    "serial": f"see what that rank does in these steps; if it saves, save {SAVING}",
 }
 
 

@@ -41,7 +41,7 @@ def find(blocks: Blocks, settings: Settings, slowdowns: Sequence[Slowdown] = ())
     found += _outliers(blocks, [row for stalls in found for row in stalls.rows], slowdowns, settings)
     reported = {row for stalls in found for row in stalls.rows}
     found = _sets(blocks, settings, reported, {slowdown.row for slowdown in slowdowns}) or found
-    return found or _long_stalls(blocks, delay)
+    return [*found, *_long_stalls(blocks, delay, {row for stalls in found for row in stalls.rows})]
 
 
 def _sets(blocks: Blocks, settings: Settings, reported: set[int], late: set[int]) -> list[Stalls]:
@@ -111,31 +111,34 @@ def _large(blocks: Blocks, delay: Floats, settings: Settings) -> list[Stalls]:
     return found
 
 
-#: A long stall takes a step or more, and so many times as long as any other rank was ever late. Those of one
-#: disturbance follow each other within so many steps.
-_FAR, _ONE_DISTURBANCE = 4.0, 8
-#: Of jobs with as few random stalls, all of them hit one rank in this share: four of four ranks, three of eight.
-_ALL_OF_ONE = 0.016
-#: Fewest of a rank that may serve the others.
-_FEWEST_OF_SERVER = 4
+#: Stalls of one disturbance follow each other within so many steps. Of jobs with random ones so large a share has as
+#: many as large on one rank.
+_ONE_DISTURBANCE, _ACCIDENT = 8, 0.005
 #: How sure it is that a rank was waited for that stalled as no other did.
 _SURE_OF_EVENTS = 0.9
 
 
-def _long_stalls(blocks: Blocks, delay: Floats) -> list[Stalls]:
-    """A rank that stalled now and then, each time far longer than any other rank was late [R, S] in the whole run.
+def _long_stalls(blocks: Blocks, delay: Floats, reported: set[int]) -> list[Stalls]:
+    """A rank that stalled at least twice, each time for longer than a step, or than any other was late [R, S].
 
-    Every other rank waited for it: that is an event, whatever noise there is. Random ones all hit one of R ranks with
-    a chance of R^(1 - events). So few say nothing of the next one. The first or last rank may save or evaluate for
-    all: its own are more, unless it was stopped.
+    Every other rank waited for it: that is an event, whatever noise there is. Random ones follow a Pareto distribution
+    of index 1, as hiccups do: each rank has c / x of them longer than x, and c follows from the ``longest`` of the
+    R - 1 others. Then a rank has n with the chance (longest / (longest + (R - 1) x))^n. So few say nothing of the next.
+    Ranks whose stalls are ``reported`` are none of these.
     """
-    row = int(np.argmax(delay.max(axis=1)))
-    least = max(_FAR * float(np.delete(delay, row, axis=0).max(initial=0.0)), blocks.step_ns)
-    steps = np.flatnonzero(delay[row] >= least)
-    apart = np.count_nonzero(np.diff(steps, prepend=-_ONE_DISTURBANCE) >= _ONE_DISTURBANCE)
-    serves = row in (0, len(delay) - 1) and row not in stopped.stopped_rows(blocks)
-    if len(delay) ** (1.0 - apart) > _ALL_OF_ONE or (serves and apart < _FEWEST_OF_SERVER):
+    *_, second, row = [-1, -1, *sorted(set(range(len(delay))) - reported, key=lambda one: float(delay[one].max()))]
+    if second < 0:
         return []
+    longest, others = max(float(delay[second].max()), blocks.step_ns), len(delay) - len(reported) - 1
+    steps = np.flatnonzero(delay[row] >= longest)
+    firsts = np.flatnonzero(np.diff(steps, prepend=-_ONE_DISTURBANCE) >= _ONE_DISTURBANCE)
+    if len(firsts) <= 1:
+        return []
+    sizes = np.sort(np.maximum.reduceat(delay[row, steps], firsts))[-2::-1]  # the shortest of two, of three …
+    chance = (others + 1) * (longest / (longest + others * sizes)) ** np.arange(2, len(sizes) + 2)
+    if chance.min() > _ACCIDENT:
+        return []
+    steps = steps[delay[row, steps] >= _ALIKE * sizes[np.argmin(chance)]]
     return [Stalls((row,), steps, float(median(delay[row, steps])), 1.0, explained_share=_SURE_OF_EVENTS)]
 
 

@@ -146,7 +146,7 @@ def late_in_messages(blocks: Blocks) -> Verdict | None:
     if blocks.joined is None or blocks.pipeline is not None or not blocks.joined.peer_wait.any():
         return None
     waits, explained = average(blocks.wait), savings.imbalance_cost(blocks)
-    if waits - explained < _WAITED * blocks.step_ns:
+    if waits - explained < _WAITED * average(blocks.period):
         return None
     caused = or_zero(mean(blocks.caused))
     last = names(blocks.ranks[caused >= _AS_MUCH * caused.max()].tolist())

@@ -80,7 +80,7 @@ def of_stalls(
     """
     if any(one.widespread for one in stalls):
         blocks = _behind_calm(blocks)
-    left = _grouped([_Group((one,), _cause(blocks, one, stalls, settings)) for one in stalls])
+    left = _grouped([_Group((one,), cause_of(blocks, one, stalls, settings)) for one in stalls])
     own: Blocks = blocks
     found: list[Verdict] = []
     blocks = replace(blocks, intervals=without_slowdowns(blocks, slowdowns)) if slowdowns else blocks
@@ -108,7 +108,7 @@ def _behind_calm(blocks: Blocks) -> Blocks:
     return replace(blocks, delay=delay, intervals=intervals if blocks.pipeline is None else blocks.intervals)
 
 
-def _cause(blocks: Blocks, one: Stalls, stalls: list[Stalls], settings: Settings) -> Cause:
+def cause_of(blocks: Blocks, one: Stalls, stalls: list[Stalls], settings: Settings) -> Cause:
     """What makes a rank stall; where most of its peers do, against the others."""
     if one.widespread:
         others = [row for other in stalls for row in other.rows if row not in one.rows]

@@ -45,6 +45,7 @@ BOUNDS = (
     "gpu_memory",
     "communication",
     "checkpoint",
+    "serial",
     "unknown",
 )
 

@@ -224,15 +224,13 @@ def find_ended_stalls(run: Run, blocks: Blocks | None, settings: Settings) -> tu
 _THE_STALL = 0.9
 
 
-def without_ended_stalls(blocks: Blocks | None, stalls: Sequence[Stall]) -> Blocks | None:
-    """The same without what ranks wait in stalls, which is said of these."""
-    if blocks is None or not stalls:
-        return blocks
-    caused = blocks.caused.copy()
+def without_ended_stalls(blocks: Blocks, stalls: Sequence[Stall]) -> Blocks:
+    """The same without what ranks wait in stalls, and are late by, which is said of these."""
+    caused, delay = blocks.caused.copy(), blocks.delay.copy()
     for stall in stalls:
-        its = np.isin(blocks.ranks, stall.ranks)[:, None]
-        caused[its & (caused >= _THE_STALL * 1e9 * _seconds(stall))] = 0.0
-    return replace(blocks, caused=caused)
+        its = np.isin(blocks.ranks, stall.ranks)[:, None] & (caused >= _THE_STALL * 1e9 * _seconds(stall))
+        caused[its], delay[its] = 0.0, 0.0
+    return replace(blocks, caused=caused, delay=delay)
 
 
 def with_ended_stalls(found: list[Verdict], stalls: Sequence[Stall], run: Run) -> list[Verdict]:

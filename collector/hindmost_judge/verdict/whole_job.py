@@ -24,6 +24,7 @@ from hindmost_judge.usage import CpuUse, used_by_others
 from hindmost_judge.verdict import wording
 from hindmost_judge.verdict.schema import UNSURE, StepLimit, Verdict
 from hindmost_judge.verdict.wording import ms, names, percent
+from hindmost_judge.whatif.waste import Planned
 
 #: Exposed transfers take this share of the typical step: the job is limited by communication (of the step).
 _BOUND_TRANSFER = 0.5
@@ -278,10 +279,11 @@ def step_limit(
     settings: Settings,
     use: Callable[[], Mapping[str, CpuUse]] = dict,
     seen: Overview | None = None,
+    planned: Sequence[Planned] = (),
 ) -> StepLimit | None:
     """By what the typical step is bound: the resource that would have to be faster for it to be shorter.
 
-    ``use`` says of nodes who uses their CPUs; asked only where ranks wait for one.
+    ``use`` says of nodes who uses their CPUs; asked only where ranks wait for one. ``planned``: what ranks do for all.
 
     ``unknown`` where what was measured shows none; ``None`` if nothing was measured.
 
@@ -305,7 +307,8 @@ def step_limit(
     found, copies = found or _of_transfers(blocks, queued), _part(blocks, "device_copy")
     if not found and copies >= _BOUND_TRANSFER:  # what they copy from is not pinned, or there is much of it
         return StepLimit("copies", f"hosts wait in copies to their GPU for {percent(copies)} of the typical step")
-    return found or _of_saving(named, seen, _BOUND_SAVING) or _of_gpus(blocks) or _of_computing(blocks)
+    found = found or _of_saving(named, seen, _BOUND_SAVING) or _of_planned(planned, blocks)
+    return found or _of_gpus(blocks) or _of_computing(blocks)
 
 
 def _of_queue(blocks: Blocks, use: Callable[[], Mapping[str, CpuUse]]) -> StepLimit | None:
@@ -355,6 +358,15 @@ def _of_saving(named: Sequence[Verdict], seen: Overview | None, least: float) ->
     return StepLimit(
         "checkpoint", f"{who} in {often}, which takes {ms(cost)} of the mean step ({percent(share)})", share
     )
+
+
+def _of_planned(planned: Sequence[Planned], blocks: Blocks) -> StepLimit | None:
+    """What a rank does for all by the script, which the others wait for, where that costs as much."""
+    step = average(blocks.period) / 1e6
+    most = max(planned, key=lambda one: one.ms_per_step, default=None)
+    if most is None or most.ms_per_step < _BOUND_SAVING * step:
+        return None
+    return StepLimit(most.cause or "serial", most.note, most.ms_per_step / step)
 
 
 #: Writing that something else outweighs is worth a note from this share of the time on.

@@ -634,8 +634,8 @@ def balanced(
         overlapped = ", overlapped with computing" if blocks.overlapped else ""
         found.append(f"transfers: {ms(transfers * blocks.step_ns)} per step ({percent(transfers)}{overlapped})")
     if unequal:
-        line, rare = _waiting(blocks, wasted)
-        dear = needs is None and rare >= DEAR
+        line, dear = _waiting(blocks, wasted)
+        dear = dear and needs is None
         found.insert(not dear, line)
         sure = sure and not dear
     return found, sure
@@ -706,21 +706,26 @@ def _last_on_shared_cpus(blocks: Blocks, last: str, *, queued: bool) -> tuple[st
     return f"{late}; the cause was not measured", not unsure
 
 
-def _waiting(blocks: Blocks, wasted: float) -> tuple[str, float]:
-    """What ranks wait for the last, ``wasted`` ns a step, and the share of the time that it is in rare, long steps."""
+def _waiting(blocks: Blocks, wasted: float) -> tuple[str, bool]:
+    """What ranks wait for the last, ``wasted`` ns a step, and whether much of the time is waits in rare, long steps.
+
+    Those are hiccups where they are many, and not mostly for one rank.
+    """
     each, longer = average(blocks.period), or_zero(blocks.period - blocks.step_ns)
     stalled = average(np.where(longer >= blocks.step_ns, longer, 0.0))
     if (written := overview.saves(blocks.parts)) is not None:
         stalled -= float(or_zero(overview.lengthened(written, blocks.period)).mean())
-    rare = min(_rare_waits(blocks)[1] * wasted, stalled) / each
-    share = f" ({percent(wasted / each)})" if rare >= DEAR else ""
-    return f"{RANKS_WAIT} {ms(wasted)} per step{share} for the last to arrive, {last_in_turn(blocks)}", rare
+    often, part = rare_waits(blocks)
+    dear = min(part * wasted, stalled) >= DEAR * each
+    share = f" ({percent(wasted / each)})" if dear else ""
+    hiccups = often >= _FEWEST and waited_for_most(blocks) is None
+    last = last_in_turn(blocks, often, part)
+    return f"{RANKS_WAIT} {ms(wasted)} per step{share} for the last to arrive, {last}", dear and not hiccups
 
 
-def last_in_turn(blocks: Blocks) -> str:
+def last_in_turn(blocks: Blocks, often: int, part: float) -> str:
     """Whether ranks take turns in being last, else which is waited for most; and in how many steps, if in few."""
     row, caused = waited_for_most(blocks), or_zero(blocks.caused).sum(axis=1)
-    often, part = _rare_waits(blocks)
     which = f", {'' if part >= _MOST_OF_IT else f'{percent(part)} of it '}in {often} of {blocks.caused.shape[1]} steps"
     rarely = which if often and part >= _MOSTLY else ""
     if row is not None:
@@ -731,7 +736,7 @@ def last_in_turn(blocks: Blocks) -> str:
     return who + rarely
 
 
-def _rare_waits(blocks: Blocks) -> tuple[int, float]:
+def rare_waits(blocks: Blocks) -> tuple[int, float]:
     """In how many steps ranks wait most of what they do beyond the usual, and its part of all waiting; 0 if in many."""
     caused = or_zero(blocks.caused).sum(axis=0)
     beyond = np.sort(np.maximum(caused - np.median(caused), 0.0))[::-1]

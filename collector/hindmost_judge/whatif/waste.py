@@ -202,12 +202,13 @@ class _Words(NamedTuple):
 
 class Planned(NamedTuple):
     """What the others wait for these ranks by the script's doing, ms of the mean step; ``cause`` is also its phase,
-    ``note`` the sentence on it."""
+    ``note`` the sentence on it, ``steps`` the indices of those that it makes longer."""
 
     ranks: tuple[int, ...]
     ms_per_step: float
     cause: str | None
     note: str
+    steps: Ints
 
 
 _WRITES = _Words("writes checkpoints", "write checkpoints", wording.SAVING, "checkpoint")
@@ -254,14 +255,34 @@ def _without(blocks: Blocks, due: Floats, words: _Words, settings: Settings) -> 
     if not len(indices):
         return blocks, None
     late = _planned_delay(blocks, indices, due[indices])
-    saved = float(stall_saving(blocks, indices.tolist(), np.flatnonzero(late.any(axis=0))).mean())
-    planned = None
-    if saved >= settings.min_cost * blocks.step_ns:
-        note = _note(blocks, indices, saved, due, words)
-        planned = Planned(tuple(blocks.ranks[indices].tolist()), saved / 1e6, words.cause, note)
+    planned = _planned(blocks, indices, np.flatnonzero(late.any(axis=0)), due, words, settings)
     delay = blocks.delay.copy()
     delay[indices] -= late
     return replace(blocks, delay=delay), planned
+
+
+def _planned(
+    blocks: Blocks, indices: Ints, steps: Ints, due: Array, words: _Words, settings: Settings
+) -> Planned | None:
+    """What the others wait for these rows in these steps (indices), for what is ``due``; ``None`` if that is little."""
+    saved = float(stall_saving(blocks, indices.tolist(), steps).mean())
+    if saved < settings.min_cost * blocks.step_ns:
+        return None
+    note = _note(blocks, indices, saved, due, words)
+    return Planned(tuple(blocks.ranks[indices].tolist()), saved / 1e6, words.cause, note, steps)
+
+
+def without_planned(blocks: Blocks, planned: Sequence[Planned]) -> Blocks:
+    """The same without what ranks wait for what is planned."""
+    for one in planned:
+        its = np.flatnonzero(np.isin(blocks.ranks, one.ranks))
+        caused, late = blocks.caused.copy(), np.ix_(its, one.steps)
+        caused[late] = np.minimum(caused[late], median(caused[its], axis=1)[:, None])
+        wait = blocks.wait.copy()
+        wait[:, one.steps] = np.minimum(wait[:, one.steps], median(wait, axis=1)[:, None])
+        intervals = savings.without_stalls(blocks, its.tolist(), one.steps)
+        blocks = replace(blocks, caused=caused, wait=wait, intervals=intervals)
+    return blocks
 
 
 def _planned_delay(blocks: Blocks, indices: Ints, due: Floats) -> Floats:
@@ -333,23 +354,25 @@ _OF_WORK = ("unknown", "io", "checkpoint")
 _MOST, _CHANCE = 0.8, 0.01
 
 
-def served(stalls: list[Stalls], blocks: Blocks, found: Sequence[Verdict]) -> tuple[list[Stalls], list[Planned]]:
-    """The stalls that are no work of the first rank for the others, as saving is, and what is.
+def served(
+    stalls: list[Stalls], causes: list[str], blocks: Blocks, settings: Settings
+) -> tuple[list[Stalls], list[Planned]]:
+    """The stalls that are no work of the first rank for the others, as saving is, and what is; nor of the last rank.
 
-    The script plans such work by the step, or by the clock, and marks it rarely. What was ``found`` on all the stalls
-    has their causes.
+    The script plans such work by the step, or by the clock, and marks it rarely. Of few it is not known: they are in
+    neither.
     """
-    left, planned = [], []
-    for_others = any(blocks.ranks[0] in one.ranks and one.cause in _OF_WORK for one in found)
-    for one in stalls:
-        counted = _counted(blocks.steps[begins(one.stalled)])
-        if for_others and one.rows == (0,) and (counted or pace(blocks.period, one.stalled) is not None):
-            due = np.where(np.isin(np.arange(len(blocks.steps)), one.stalled), one.delay, 0.0)[None]
-            saved = float(stall_saving(blocks, one.rows, one.stalled).mean())
+    left, planned = [], list[Planned]()
+    for one, cause in zip(stalls, causes, strict=True):
+        at = begins(one.stalled)
+        regular = _counted(blocks.steps[at]) or pace(blocks.period, one.stalled) is not None
+        may_serve = cause in _OF_WORK and one.rows in ((0,), (len(blocks.ranks) - 1,))
+        if may_serve and one.rows == (0,) and regular:
+            due = np.isin(np.arange(len(blocks.steps)), one.stalled)[None]
             words = _writing(blocks, one.stalled) or _PAUSES
-            note = _note(blocks, np.array([0]), saved, due, words)
-            planned.append(Planned((int(blocks.ranks[0]),), saved / 1e6, words.cause, note))
-        else:
+            found = _planned(blocks, np.array(one.rows), one.stalled, due, words, settings)
+            planned += [found] if found is not None else []
+        elif not may_serve or len(at) >= _COUNTED:
             left.append(one)
     return left, planned
 

@@ -98,7 +98,9 @@ def test_operations_of_a_root(name: str) -> None:
 
 def test_of_a_root_that_is_late_now_and_then_it_is_told() -> None:
     """All broadcasts of a kind count, so that steps without waiting can be compared with."""
-    assert judge(job({0: 30.0}, every=6)).verdicts[0].evidence[0].startswith("rank 0 pauses")
+    bound = judge(job({0: 30.0}, every=6)).job.bound
+    assert bound is not None
+    assert bound.evidence.startswith("rank 0 pauses")
 
 
 def test_a_late_receiver_is_named_and_its_root_is_not() -> None:

@@ -166,6 +166,7 @@ def test_a_report_says_it_in_one_line() -> None:
         ("communication", None, "overlap transfers with computing"),
         ("communication", "network", ""),  # its verdict says it
         ("gpu_compute", None, ""),
+        ("serial", None, "see what that rank does in these steps"),
     ],
 )
 def test_what_can_be_done_about_the_limit_is_said_with_it(by: str, cause: str | None, said: str) -> None:

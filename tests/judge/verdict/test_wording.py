@@ -355,12 +355,12 @@ def test_in_how_few_steps_a_rank_is_waited_for_is_reported() -> None:
     caused = np.full((3, 100), 1e4)
     caused[1, [40, 80]] = 9e8
     blocks: Any = SimpleNamespace(ranks=np.arange(3), caused=caused)
-    assert wording.last_in_turn(blocks) == "mostly rank 1, in 2 of 100 steps"
+    assert wording.last_in_turn(blocks, *wording.rare_waits(blocks)) == "mostly rank 1, in 2 of 100 steps"
     caused[1] = 1e7
-    assert wording.last_in_turn(blocks) == "mostly rank 1"
+    assert wording.last_in_turn(blocks, *wording.rare_waits(blocks)) == "mostly rank 1"
     blocks.caused = np.full((8, 100), 1e6)
     blocks.caused[1, 3::20] = 1.02e8  # all of the few stalls
-    assert wording.last_in_turn(blocks) == "46 % of it for rank 1"
+    assert wording.last_in_turn(blocks, *wording.rare_waits(blocks)) == "46 % of it for rank 1"
 
 
 @pytest.mark.parametrize("of", ["-i 3`", "-i GPU-5c2e9f50-1d1f-4c29-9d6a-0f0a7c5b7a11 --filename=/var/log/smi.txt`"])
