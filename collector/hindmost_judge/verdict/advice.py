@@ -145,7 +145,8 @@ def on(found: Verdict, run: Run, *, storage: bool = False, usual: float = 0.0) -
     blocked = found.cause == "unknown" and found.partial == "blocked"
     saves = phase == "checkpoint" and found.cause == "compute"
     if (blocked or saves) and run.job.source == Job.source and not marked:
-        do += [_PERHAPS[phase]] * (phase == "checkpoint" or in_python(run))
+        perhaps = [_PERHAPS[phase]] * (phase == "checkpoint" or in_python(run))
+        do = [*perhaps, *do] if saves and found.ranks == (0,) else [*do, *perhaps]  # who saves for all is the first
     return replace(found, advice=tuple(do))
 
 
@@ -162,7 +163,7 @@ def by_torch(run: Run) -> bool:
 #: What code of the job may do where it is off the CPU: a loader of its own is to say when it loads.
 _PERHAPS = {
     "input": 'if that is loading input, mark it: `import hindmost` and `with hindmost.phase("input"):` around it',
-    "checkpoint": f"if it saves checkpoints there, save {SAVING}",
+    "checkpoint": f"if it saves checkpoints there, save {SAVING}, or on all ranks",
 }
 
 
