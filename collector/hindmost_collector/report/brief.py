@@ -6,7 +6,7 @@ from typing import Any
 
 from hindmost_collector.report import columns
 from hindmost_collector.report.sections import in_one_line
-from hindmost_collector.report.verdict_lines import filled, rendered
+from hindmost_collector.report.verdict_lines import RenderedVerdict, filled, rendered
 
 SCHEMA = "hindmost.brief/1"
 #: Bytes at most, with the final newline.
@@ -32,25 +32,7 @@ def of(report: Mapping[str, Any], listed: int = _LISTED, path: str = "RUN") -> d
     job, parts = report["job"], report.get("sections") or {}
     words = [filled(one, {"hindmost report RUN": f"hindmost report {path}"}) for one in rendered(report)]
     stalled = sorted({rank for stall in job.get("stalls") or () for rank in stall["ranks"]})
-    verdicts = [
-        {
-            "kind": said.kind,
-            "says": _short(said.sentence),
-            "ranks": ranks[:_RANKS],
-            "ranks_total": len(ranks),
-            "cause": one.get("cause"),
-            "since_step": one.get("since_step"),
-            "until_step": one.get("until_step"),
-            "cost_ms_per_step": _digits(one.get("cost_ms_per_step")),
-            "cost_ratio": _digits(one.get("cost_ratio")),
-            "cost": _short(said.cost) or None,
-            "confidence": _digits(one.get("confidence")) if said.sure else None,
-            "why": [_short(text) for text in said.why[:2]],
-            "do": [_short(text) for text in said.do[:2]],
-        }
-        for one, said in zip(report["verdicts"], words, strict=True)
-        for ranks in [stalled if said.kind == "stalled" else one["ranks"]]
-    ]
+    verdicts = [_verdict(one, said, stalled) for one, said in zip(report["verdicts"], words, strict=True)]
     settings = [
         {name: _short(row[name]) for name in ("name", "found", "set")}
         for row in (parts.get("advice") or {}).get("settings", ())
@@ -80,6 +62,26 @@ def of(report: Mapping[str, Any], listed: int = _LISTED, path: str = "RUN") -> d
         "bound": _short(columns.limit(report)) or None,
         **{name: found[:listed] for name, found in lists.items()},
         "left_out": {name: len(found) - listed for name, found in lists.items() if len(found) > listed},
+    }
+
+
+def _verdict(one: Mapping[str, Any], said: RenderedVerdict, stalled: list[int]) -> dict[str, Any]:
+    """One verdict; of a job that only ``stalled`` with the ranks that were waited for then."""
+    ranks = stalled if said.kind == "stalled" else one["ranks"]
+    return {
+        "kind": said.kind,
+        "says": _short(said.sentence),
+        "ranks": ranks[:_RANKS],
+        "ranks_total": len(ranks),
+        "cause": one.get("cause"),
+        "since_step": one.get("since_step"),
+        "until_step": one.get("until_step"),
+        "cost_ms_per_step": _digits(one.get("cost_ms_per_step")),
+        "cost_ratio": _digits(one.get("cost_ratio")),
+        "cost": _short(said.cost) or None,
+        "confidence": _digits(one.get("confidence")) if said.sure else None,
+        "why": [_short(text) for text in said.why[:2]],
+        "do": [_short(text) for text in said.do[:2]],
     }
 
 
