@@ -43,12 +43,18 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Any:
         ("input-bound, workers", 6058),  # since step 0: only the first batches show how fast the others' workers are
         ("input-bound, workers", 7070057),
         ("input-bound, workers", 21070002),  # of two ranks one; each batch takes longer or shorter by an eighth
+        ("input-bound, workers", 34070018),  # first batches show what is usual; later only long ones are waited for
+        ("input-bound, workers", 34070026),  # the slow loader, in 64 ranks, never has a batch ready
+        ("input-bound, workers", 34070028),  # clean; of two loaders, that of which little is known seems 4 % faster
+        ("input-bound, workers", 71080),  # clean
         ("input-bound, workers", 3407020),  # clean; hosts wait for one rank's workers more often than for others'
         ("sharded", 2035),  # hosts wait for their GPUs before a third gather: all launch at the pace of the slow GPU
         ("sharded", 2069),
         ("accumulation", 61100002),  # the others wait in several phases; most work is before the first launch
         ("shared CPUs", 3537014),  # of 64 hosts one; ranks wait ten times as long for whose CPU is taken just then
         ("two jobs on a node", 24210000),  # clean; one rank works 5 % longer next to the other job
+        ("two jobs on a node", 34210004),  # clean; all ranks of one node are slow together, then those of the other
+        ("two jobs on a node", 34210027),  # as well, and one of 32 hosts is slow
         ("two jobs on a node", 61210007),  # 4 ms since the first step, next to the other job for 12 steps 9 ms
         ("uneven work", 3517001),  # its batches are by chance 1.7 % larger, which explains no delay of 16 %
         ("uneven work", 3517002),  # hosts wait for each collective, and a larger batch waits less in each
@@ -117,7 +123,7 @@ def test_a_slow_loader_costs_no_more_than_its_repair_saves(
     asked = replace(asked, faults=faults)
     made = bench("").simulate(asked)
     found = bench(".grade").compared(asked, made.truth, judge(made.run).verdicts)
-    assert found["must"] == found["named"]
+    assert found["exact"]
     assert found["cost"] < 1.25
 
 
@@ -202,9 +208,9 @@ def scaled(metrics: Any, by: float) -> Any:
     return {**metrics, "value": np.where(used, by * metrics["value"], metrics["value"])}
 
 
-@pytest.mark.parametrize("seed", [1_000, 40_003, 40_006])
+@pytest.mark.parametrize("seed", [1_000, 40_003, 40_006, 34_190_007])
 def test_more_samples_lengthen_what_the_host_does_too(bench: Any, seed: int) -> None:
-    """So its GPU also idles longer; the cause is the work, as far as the samples differ."""
+    """So its GPU also idles longer; the cause is the work, as far as the samples differ, also of an untimed GPU."""
     job = bench(".families").job("unequal on purpose", seed)
     (found,) = judge(bench("").simulate(job).run).verdicts
     assert (found.ranks, found.cause, found.advice) == (
@@ -216,9 +222,9 @@ def test_more_samples_lengthen_what_the_host_does_too(bench: Any, seed: int) -> 
 
 def test_a_rank_last_in_most_collectives_at_a_cost_is_suspected(bench: Any) -> None:
     """Its workers are slow in too few steps to name it; its typical step is as early as the others'."""
-    (found,) = judge(bench("").simulate(bench(".families").job("input-bound, workers", 3_407_007)).run).verdicts
+    (found,) = judge(bench("").simulate(bench(".families").job("input-bound, workers", 33_070_005)).run).verdicts
     assert (found.kind, found.confidence) == ("balanced", 0.5)
-    assert found.evidence[0].startswith("rank 1 is suspected: it is last in 51 % of collectives; others wait 10.1 ms")
+    assert found.evidence[0].startswith("rank 0 is suspected: it is last in 63 % of collectives; others wait 13.2 ms")
 
 
 @pytest.mark.parametrize("family", ["host-bound, never", "host-bound, collective", "input-bound, step", "hidden"])

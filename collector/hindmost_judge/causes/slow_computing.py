@@ -41,7 +41,7 @@ def refined_compute_cause(
     late = average(blocks.delay[row, columns]) + between
     more = more_work(blocks, row, columns, settings)
     if more is not None and _of_most(_work_beyond(blocks, row, columns), blocks, columns, late):
-        return "workload", more
+        return "workload", more[0]
     now, before = _levels(blocks, columns, since)
     throttled = _throttled(blocks, row, columns, settings, now, before, late)
     if throttled is not None:
@@ -60,8 +60,9 @@ def refined_compute_cause(
     return "compute", None
 
 
-def more_work(blocks: Blocks, row: int, columns: Array, settings: Settings) -> str | None:
-    """Samples or tokens beyond the peers', where they are in about the ratio by which computing is longer."""
+def more_work(blocks: Blocks, row: int, columns: Array, settings: Settings) -> tuple[str, float] | None:
+    """Samples or tokens beyond the peers', where they are in about the ratio by which computing is longer; and ns a
+    step by which they make it so."""
     longer, beyond = _longer(blocks, row, columns), _work_beyond(blocks, row, columns)
     if not beyond > settings.min_effect or longer <= 0 or blocks.work is None:
         return None
@@ -69,7 +70,7 @@ def more_work(blocks: Blocks, row: int, columns: Array, settings: Settings) -> s
     if not settings.min_explained * longer <= due <= longer / settings.min_explained:
         return None
     typical = median(blocks.work[:, columns], axis=1)
-    return f"items per step: {typical[row]:,.0f}, others {others_level(typical, row):,.0f}"
+    return f"items per step: {typical[row]:,.0f}, others {others_level(typical, row):,.0f}", due
 
 
 def _work_beyond(blocks: Blocks, row: int, columns: Array) -> float:
@@ -170,8 +171,8 @@ def _slowing(mask: float) -> int:
     return 0 if np.isnan(mask) else int(mask) & sum(SLOWING_REASONS)
 
 
-def _clean(blocks: Blocks) -> list[Floats]:
-    """Time without waiting for others.
+def _clean(blocks: Blocks, row: int, columns: Array) -> list[Floats]:
+    """Time without waiting for others, as far as it was measured of this rank in these steps.
 
     A stage's computing, or the time between collectives inside of forward, else the GPU's forward, else CPU time
     outside of collectives, else phases."""
@@ -180,7 +181,7 @@ def _clean(blocks: Blocks) -> list[Floats]:
         return [computing]
     for names in (("gpu_forward",), ("self_cpu",), ("forward", "optimizer")):
         found = [blocks.parts[name] for name in names if name in blocks.parts]
-        if found:
+        if found and not np.isnan(found[0][row, columns]).all():
             return found
     return []
 
@@ -195,7 +196,7 @@ def _computing_in_forward(blocks: Blocks) -> Floats | None:
 
 def _longer(blocks: Blocks, row: int, columns: Array) -> float:
     """Ns a step by which these phases are longer than the typical peer's."""
-    found = _clean(blocks)
+    found = _clean(blocks, row, columns)
     if not found:
         return average(blocks.delay[row, columns])
     mine = sum(average(block[row, columns]) for block in found)
@@ -204,12 +205,12 @@ def _longer(blocks: Blocks, row: int, columns: Array) -> float:
 
 def _usual(blocks: Blocks, row: int, columns: Array) -> float:
     others = np.delete(np.arange(len(blocks.ranks)), row)
-    return sum(average(median(block[np.ix_(others, columns)], axis=0)) for block in _clean(blocks))
+    return sum(average(median(block[np.ix_(others, columns)], axis=0)) for block in _clean(blocks, row, columns))
 
 
 def _driven(blocks: Blocks, row: int, columns: Array) -> float:
     """Ns a step that the typical peer spends in what :func:`_longer` compares."""
-    return _usual(blocks, row, columns) if _clean(blocks) else average(blocks.period[columns])
+    return _usual(blocks, row, columns) if _clean(blocks, row, columns) else average(blocks.period[columns])
 
 
 def _all_slower(blocks: Blocks, row: int, columns: Array) -> bool:

@@ -121,7 +121,9 @@ def explain(blocks: Blocks, row: int, columns: Array, settings: Settings, betwee
             return Cause(why, fractions[name], partial, listed, remark, beyond, queued=queued)
     more = slow_computing.more_work(blocks, row, columns, settings)
     if more is not None:  # of work launched later, too: more samples lengthen all in their ratio
-        return Cause("workload", sum(fractions.values()), None, listed, more, queued=queued)
+        seen = sum(max(ns, 0.0) for ns in shares.values())
+        listed += (("compute", more[1]),) if seen < more[1] else ()  # of GPUs that were not timed
+        return Cause("workload", min(max(seen, more[1]) / delay, 1.0), None, listed, more[0], queued=queued)
     best = max(fractions, key=lambda name: fractions[name])
     return Cause("unknown", fractions[best], best if fractions[best] > 0 else None, listed, queued=queued)
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from hindmost_judge.blocks import Blocks, Slowdown
 from hindmost_judge.detect.nested_segments import lasts
+from hindmost_judge.detect.straggler import others_as_late
 from hindmost_judge.graph.self_time import pace_of_peers
 from hindmost_judge.settings import Settings
 from hindmost_judge.stats import segmentation
@@ -106,9 +107,12 @@ def find_delays(lanes: Lanes, least: float, large: float) -> list[Delay]:
             sharp = [one._replace(level=float(behind_peers[one.row, one.first : one.stop].mean())) for one in seen]
         blurred = _delays(behind_peers, lanes.cohort, phase, threshold, large, drift)
         delays += [*sharp, *(one for one in blurred if not any(_overlap(one, other) for other in sharp))]
-    delays = [net for delay in delays for net in _net(lanes, delay, least)]
-    largest_first = sorted(delays, key=lambda delay: -delay.level * (delay.stop - delay.first))
-    return [net for delay in _one_a_rank(largest_first) for net in _net(lanes, delay, least)]
+    # A host that takes longer in one phase and is as much faster in the others is not waited for.
+    in_step = lanes.host.sum(axis=0) - lanes.peer_pace
+    longer = [float(in_step[one.row, one.first : one.stop].mean()) for one in delays]
+    pairs = zip(delays, longer, strict=True)
+    delays = [one._replace(level=min(one.level, most)) for one, most in pairs if most >= least]
+    return _one_a_rank(sorted(delays, key=lambda delay: -delay.level * (delay.stop - delay.first)), in_step)
 
 
 def _at_even_speed(behind: Floats, phase: int, waits: int) -> Floats | None:
@@ -139,9 +143,11 @@ def _delays(
 ) -> Iterator[Delay]:
     """The persistent delays of all ranks in one phase, from those in each step [R, S]; ``threshold`` [R] ns counts.
 
-    What its peers differ by in the same steps is noise, too: it shows how far hosts drift. Of fewer peers only the
-    rank's own series does. A change of the level counts as ``drift`` in the test of a segment, and not in the search
-    for such changes. What is known of so many steps at once, a ``turn``, is known once.
+    What its peers differ by in the same steps is noise, too: it shows how far hosts drift. So is how late they are at
+    other times: what slows half of the ranks at once, as another job on their node does, makes the other half seem
+    to agree. Of fewer peers only the rank's own series tells. A change of the level counts as ``drift`` in the test of
+    a segment, and not in the search for such changes. What is known of so many steps at once, a ``turn``, is known
+    once.
     """
     steps = behind_peers.shape[1]
     shortest = max(_MIN_STEPS, _MIN_SHARE * steps)
@@ -156,27 +162,20 @@ def _delays(
         bounds = _without_minor_changes(series, segmentation.segments(series, least_noise), shortest)
         for first, stop in itertools.pairwise(bounds):
             level = float(series[first:stop].mean())
-            differ = spread(median(behind_peers[peers, first:stop], axis=1)) if known else 0.0
+            differ = spread(behind_peers[peers, first:stop].mean(axis=1)) if known else 0.0
             lasts_long = level >= large and stop - first >= shortest  # hosts drift by less, or not for as long
             z = level / float(np.hypot((least_noise if lasts_long else sigma) / np.sqrt(stop - first), differ))
             may_be_drift = drift == _IN_PART and stop < steps
             enough = _MIN_STEPS if level >= large and not may_be_drift else shortest
-            if level >= threshold[row] and z >= _MIN_Z and stop - first >= enough:
+            if level < threshold[row] or z < _MIN_Z or stop - first < enough:
+                continue
+            if not known or not others_as_late(behind_peers[[row, *peers]], 0, first, stop, level):
                 yield Delay(row, phase, first, stop, level, z)
 
 
-def _net(lanes: Lanes, delay: Delay, least: float) -> list[Delay]:
-    """The delay, as far as the host's whole step is longer than its peers' too; none where that is under ``least``.
-
-    A host that takes longer in one phase and is as much faster in the others is not waited for.
-    """
-    steps = slice(delay.first, delay.stop)
-    longer = float((lanes.host[:, delay.row, steps].sum(axis=0) - lanes.peer_pace[delay.row, steps]).mean())
-    return [delay._replace(level=min(delay.level, longer))] if longer >= least else []
-
-
-def _one_a_rank(delays: list[Delay]) -> list[Delay]:
-    """The delays [largest first], those of one rank in shared steps added to the largest of them.
+def _one_a_rank(delays: list[Delay], in_step: Floats) -> list[Delay]:
+    """The delays [largest first], those of one rank in shared steps added to the largest of them, up to what its whole
+    step is longer by: ``in_step`` [R, S].
 
     A slow core makes several phases longer, and so does what a fault displaces: it is one slowdown.
     """
@@ -188,7 +187,9 @@ def _one_a_rank(delays: list[Delay]) -> list[Delay]:
             continue
         main = found[at]
         shared = min(main.stop, delay.stop) - max(main.first, delay.first)
-        found[at] = main._replace(level=main.level + delay.level * shared / (main.stop - main.first))
+        level = main.level + delay.level * shared / (main.stop - main.first)
+        most = float(in_step[main.row, main.first : main.stop].mean())
+        found[at] = main._replace(level=min(level, most))
     return found
 
 

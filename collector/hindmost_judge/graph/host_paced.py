@@ -216,17 +216,17 @@ def by_turn(blocks: Blocks, run: Run) -> Blocks:
     """The blocks with loaders' work in place of delays, where ranks wait for workers in turn; else as they are.
 
     A worker that the loop waits for twice, a turn apart, worked all the time in between. Of a rank that does not wait,
-    nothing is known but that its workers are faster: they are taken to be as those of the typical rank usually are. If
-    only one rank waits, it is late by that. A repair saves what is beyond the pace of healthy loaders, where known.
+    nothing is known but that its workers are faster: they are taken to be as healthy ones at the start, slower by one
+    standard error. If only one rank waits, it is late by that. A repair saves what is beyond the pace of healthy
+    loaders, where known.
     """
     turn = length(blocks)
     loads = _loads(blocks, run, turn) if turn > 1 else None
     if loads is None:
         return blocks
-    *of_steps, pace, alone = loads
-    known, often = (np.sum(~np.isnan(load), axis=1)[:, None] >= _OFTEN for load in of_steps)
-    usual = lower_median(median(np.where(known | (known.sum() < 2), loads[0], np.nan), axis=1), axis=0)
-    lasted = mean_of_turn(np.where(often, loads[1], np.nan), turn)
+    known, usual, pace, alone = loads
+    often = np.sum(~np.isnan(known), axis=1)[:, None] >= _OFTEN
+    lasted = mean_of_turn(np.where(often, known, np.nan), turn)
     period = mean_of_turn(blocks.period[None], turn)[0]
     typical = np.where(np.isnan(lasted), usual, lasted)
     waited = or_zero(mean_of_turn(blocks.parts["input"], turn))
@@ -250,18 +250,41 @@ def by_turn(blocks: Blocks, run: Run) -> Blocks:
     return replace(by_delay, intervals=beyond)
 
 
-def _healthy_pace(first: Floats, scatter: Floats, rest: Floats, turn: int) -> float:
-    """Ns a step of a job whose loaders all need what the ranks' ``first`` batches [R] took; NaN where one is unknown.
+def usual_load(ready: Floats, waits: Bools, scatter: float) -> tuple[float, float, int]:
+    """Ns that a healthy loader's worker usually takes for a batch, its standard error, and of how many ranks.
+
+    ``ready`` [R, N] is when the first worker of each rank had its batches, from its start on. A rank that waits for
+    each of them shows each load; once it does not, its queue fills, and hides them. Until then all loads count. The
+    first that is hidden was no longer than until it was fetched: without it, the long ones alone would count. Loads
+    vary by the share ``scatter``.
+    """
+    rows = np.flatnonzero(waits[:, 0])
+    if not len(rows):  # recorded from later on
+        return np.nan, np.nan, 0
+    ready, waits = ready[rows], waits[rows]
+    last = np.where(waits.all(axis=1), waits.shape[1], np.argmin(waits, axis=1)) - 1
+    took, at = ready[np.arange(len(rows)), last], np.minimum(last + 1, waits.shape[1] - 1)
+    hidden = np.fmin(ready[np.arange(len(rows)), at] - took, median(ready[:, 0]))
+    count = at + 1
+    mean = (took + hidden) / count
+    healthy = mean <= lower_median(mean, axis=0) * (1 + _OUTLIES * scatter / np.sqrt(count))
+    first = ready[healthy, 0]
+    if first.std() > _UNLIKE * scatter * first.mean():  # caches were cold
+        return np.nan, np.nan, 0
+    known = count[healthy].sum()
+    usual = float((mean * count)[healthy].sum() / known)
+    return usual, usual * scatter / float(np.sqrt(known)), int(healthy.sum())
+
+
+def _healthy_pace(usual: float, ranks: int, scatter: Floats, rest: Floats, turn: int) -> float:
+    """Ns a step of a job whose loaders all need ``usual`` ns for a batch.
 
     By a replay: a worker begins a batch when it has the one before and there is a place for it. Batches differ by the
     shares ``scatter`` [N]; ``rest`` [S] is what steps take but for their wait.
     """
-    first = first[~(first > lower_median(first, axis=0) * (1 + _OUTLIES * scatter.std()))]
-    if first.std() > _UNLIKE * scatter.std() * first.mean():  # caches were cold
-        return float("nan")
-    usual, usual_rest, steps = float(first.mean()), float(median(rest)), _REPLAYED * turn
-    load = turn * usual * (1 + np.random.default_rng(0).choice(scatter - scatter.mean(), (steps, len(first))))
-    ready, used, now = np.zeros((steps + turn, len(first))), np.zeros(steps + _PREFETCHED * turn), 0.0
+    usual_rest, steps = float(median(rest)), _REPLAYED * turn
+    load = usual * (1 + np.random.default_rng(0).choice(scatter - scatter.mean(), (steps, ranks)))
+    ready, used, now = np.zeros((steps + turn, ranks)), np.zeros(steps + _PREFETCHED * turn), 0.0
     for step in range(steps):
         ready[step + turn] = np.maximum(ready[step], used[step]) + load[step]
         used[step + _PREFETCHED * turn] = now = max(now, float(ready[step + turn].max()))
@@ -269,9 +292,9 @@ def _healthy_pace(first: Floats, scatter: Floats, rest: Floats, turn: int) -> fl
     return float(used[-1] - used[-steps // 2]) / (steps // 2 - 1)
 
 
-def _loads(blocks: Blocks, run: Run, turn: int) -> tuple[Floats, Floats, float, int | None] | None:
-    """[R, N] ns a step that each rank's loader takes, in all steps and in those of the blocks; NaN: unknown. Then what
-    a step of healthy ones takes, and the only row of which it is known, if it is one.
+def _loads(blocks: Blocks, run: Run, turn: int) -> tuple[Floats, float, float, int | None] | None:
+    """[R, S] ns a step that each rank's loader takes; NaN: unknown. Then what healthy ones usually take, what a step
+    of a job with such loaders takes, and the only row of which loads are known, if it is one.
 
     ``None`` where it is known of no rank, or of one that is not seen to have workers: it may as well stall.
     """
@@ -299,15 +322,17 @@ def _loads(blocks: Blocks, run: Run, turn: int) -> tuple[Floats, Floats, float, 
     seen = alone is None or (workers is not None and workers[alone] >= _SEEN)
     if not seen:
         return None
-    pace = float("nan")
-    if len(loads) > FEW_RANKS:
-        pace = _healthy_pace(loads[:, 0], scatter, blocks.period - or_zero(blocks.parts["input"]).max(axis=0), turn)
-        often = np.sum(~np.isnan(loads), axis=1) >= _OFTEN
+    first = (ready - times["start_ns"][:, :1] - started)[:, ::turn]
+    usual, error, count = usual_load(first, waits[:, ::turn], float(scatter.std()))
+    pace, often = float("nan"), np.sum(~np.isnan(loads), axis=1) >= _OFTEN
+    if count > FEW_RANKS - 1:
+        pace = _healthy_pace(usual, count, scatter, blocks.period - or_zero(blocks.parts["input"]).max(axis=0), turn)
         *_, second, slowest = 0.0, 0.0, *np.sort(spans[often].max(axis=1))
         alike = max(slowest - second, _UNLIKE * scatter.std() * pace)
         if second - pace > alike:  # two are slow: a repair of one saves little
             pace = float("nan")
-    return loads, loads[:, np.searchsorted(numbers, blocks.steps)], pace, alone
+    usual = (usual + error) / turn if count else float(lower_median(level, axis=0))
+    return loads[:, np.searchsorted(numbers, blocks.steps)], usual, pace, alone
 
 
 def length(blocks: Blocks) -> int:
@@ -318,8 +343,7 @@ def length(blocks: Blocks) -> int:
     waited = or_zero(inputs).max(axis=0)
     waited = np.minimum(waited, np.quantile(waited, _CLIPPED))
     lags, step = np.arange(1, min(_MOST_WORKERS, len(waited) // _TURNS) + 1), average(blocks.period)
-    most = inputs[int(np.argmax(or_zero(inputs).mean(axis=1)))]
-    if len(lags) < 2 or not waited.mean() >= _WAITS * step or not finds_batches(most, step):
+    if len(lags) < 2 or not waited.mean() >= _WAITS * step or not finds_batches(inputs, step).any():
         return 1
     differs = waited - waited.mean()
     alike = np.array([np.mean(differs[lag:] * differs[:-lag]) for lag in lags]) / max(float(np.mean(differs**2)), 1.0)

@@ -27,10 +27,14 @@ _GAIN = 20.0
 
 
 def clipped(series: Floats) -> Floats:
-    """The series [S] without stalls: no step is farther from the steps around than a few standard deviations."""
+    """The series [S] without stalls: no step is farther from the steps around than a few standard deviations.
+
+    Of those that are not exactly as before, which were filled in.
+    """
     padded = np.pad(series, _NEIGHBOURS // 2, mode="edge")  # where a level changes, so does the median around
     around = np.median(np.lib.stride_tricks.sliding_window_view(padded, _NEIGHBOURS), axis=1)
-    scale = MAD_TO_SIGMA * float(np.median(np.abs(series - around)))
+    measured = np.diff(series, prepend=np.inf) != 0
+    scale = MAD_TO_SIGMA * float(np.median(np.abs(series - around)[measured]))
     return np.asarray(np.clip(series, around - _MAX_DEVIATIONS * scale, around + _MAX_DEVIATIONS * scale))
 
 

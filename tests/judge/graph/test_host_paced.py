@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hindmost_collector.recordings.load import load
 from hindmost_collector.simulate import Fault, Scenario, simulate
-from hindmost_judge.graph.host_paced import by_work
+from hindmost_judge.graph.host_paced import by_work, usual_load
 from hindmost_judge.judge import judge
 from hindmost_judge.verdict import summary
 
@@ -72,3 +72,19 @@ def test_clocks_that_jump_once_in_a_short_job_hide_no_slow_gpu() -> None:
         tables[name] = table | {"start_ns": table["start_ns"] + later}
     (verdict,) = judge(replace(run, **tables)).verdicts
     assert (verdict.ranks, verdict.cause) == ((13,), "gpu_throttle")
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_what_loaders_usually_need_is_known_without_a_bias_to_those_that_are_waited_for(seed: int) -> None:
+    """Sixteen loaders that vary by 12 %; at the pace of the slowest, all others' loads are hidden after some."""
+    loads = 100.0 * (1.0 + 0.12 * np.random.default_rng(seed).standard_normal((16, 40)))
+    ready, fetched = np.zeros((16, 40)), np.zeros((16, 40))
+    asked = now = np.zeros(16)
+    for batch in range(40):
+        ready[:, batch] = now = now + loads[:, batch]
+        fetched[:, batch] = np.maximum(now, asked)
+        asked = np.full(16, fetched[:, batch].max())
+    waits = fetched == ready
+    usual, error, ranks = usual_load(fetched, waits, 0.12)
+    assert usual == pytest.approx(100.0, abs=3 * error)
+    assert (error < 3.0, ranks >= 14) == (True, True)

@@ -343,3 +343,15 @@ def test_no_rank_is_found_where_hosts_are_alike(waits: str, seed: int) -> None:
         drift[:, step] = 0.8 * drift[:, step - 1] + 0.6 * drift[:, step]
     own[INPUT] += drift
     assert host_work.find_delays(self_time.build_lanes(run(own, 5.0, waits=waits)), 0.8 * MS, 8 * MS) == []
+
+
+def test_hosts_that_a_node_slows_together_are_slow_in_turn_with_those_of_another() -> None:
+    """Another job takes CPUs of eight ranks for 20 steps, then of the other eight. No rank is at fault."""
+    own = work(16, 150)
+    for node, first in ((0, 10), (1, 90)):
+        own[FORWARD, 8 * node : 8 * node + 8, first : first + 20] += 6.0
+    lanes = self_time.build_lanes(run(own, 5.0, waits="step"))
+    assert host_work.find_delays(lanes, 0.8 * MS, 8 * MS) == []
+    own[FORWARD, 12, 60:] += 6.0
+    (found,) = host_work.find_delays(self_time.build_lanes(run(own, 5.0, waits="step")), 0.8 * MS, 8 * MS)
+    assert (found.row, found.first) == (12, 60)
