@@ -313,8 +313,9 @@ def calls_a_step(self_time: Floats, most: int = _MOST_IN_A_ROW) -> int:
 
 
 #: Repetitions are parts of a step if what is computed before each differs by less than this share, once each is set
-#: against those at its place; the largest of these shares, which stalls decide, is left out.
-_AT_ITS_PLACE, _WITHOUT_STALLS = 0.5, 95
+#: against those at its place; the largest of these shares, which stalls decide, is left out. Those that differ by less
+#: than the last share of the typical one are judged alike.
+_AT_ITS_PLACE, _WITHOUT_STALLS, _UNLIKE = 0.5, 95, 0.2
 
 
 def cycle(computed: Floats, most: int = _MOST_IN_A_ROW) -> tuple[int, int]:
@@ -324,11 +325,14 @@ def cycle(computed: Floats, most: int = _MOST_IN_A_ROW) -> tuple[int, int]:
         apart = np.abs(computed[: len(levels)] - levels)
         return float(np.minimum(apart, np.percentile(apart, _WITHOUT_STALLS)).mean())
 
-    for times in range(2, min(most, len(computed) // _LEAST_STEPS) + 1):
+    typical = float(median(computed))
+    most = (
+        min(most, len(computed) // _LEAST_STEPS) if scatter(np.full(len(computed), typical)) > _UNLIKE * typical else 1
+    )
+    for times in range(2, most + 1):
         whole = len(computed) // times * times
         place = median(computed[:whole].reshape(-1, times), axis=0)
-        usual = np.full(whole, float(median(computed)))
-        if scatter(np.tile(place, whole // times)) < _AT_ITS_PLACE * scatter(usual):
+        if scatter(np.tile(place, whole // times)) < _AT_ITS_PLACE * scatter(np.full(whole, typical)):
             return times, int(np.argmax(place))
     return 1, 0
 

@@ -395,8 +395,14 @@ def test_an_even_job_of_two_in_a_row_is_balanced() -> None:
 
 @pytest.mark.parametrize(
     ("parts", "found"),
-    [((1.0,), (1, 0)), ((1.0, 1.6), (2, 1)), ((3.0, 1.0, 2.0), (3, 0)), ((1.0, 1.05), (1, 0))],
-    ids=["alike", "two", "three", "less than noise"],
+    [
+        ((1.0,), (1, 0)),
+        ((1.0, 1.6), (2, 1)),
+        ((3.0, 1.0, 2.0), (3, 0)),
+        ((1.0, 1.05), (1, 0)),
+        ((2.0,) * 9 + (0.5,), (1, 0)),
+    ],
+    ids=["alike", "two", "three", "less than noise", "nearly all alike"],
 )
 def test_repetitions_with_unequal_work_are_parts_of_a_step(parts: tuple[float, ...], found: tuple[int, int]) -> None:
     """A program exchanges several times in a step, and computes now more and now less before. Stalls are no part."""
