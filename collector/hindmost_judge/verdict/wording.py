@@ -709,7 +709,7 @@ def _last_on_shared_cpus(blocks: Blocks, last: str, *, queued: bool) -> tuple[st
 def _waiting(blocks: Blocks, wasted: float) -> tuple[str, bool]:
     """What ranks wait for the last, ``wasted`` ns a step, and whether much of the time is waits in rare, long steps.
 
-    Those are hiccups where they are many, and not mostly for one rank.
+    Those are hiccups where a few steps have not most of them, and no rank has.
     """
     each, longer = average(blocks.period), or_zero(blocks.period - blocks.step_ns)
     stalled = average(np.where(longer >= blocks.step_ns, longer, 0.0))
@@ -718,7 +718,8 @@ def _waiting(blocks: Blocks, wasted: float) -> tuple[str, bool]:
     often, part = rare_waits(blocks)
     dear = min(part * wasted, stalled) >= DEAR * each
     share = f" ({percent(wasted / each)})" if dear else ""
-    hiccups = often >= _FEWEST and waited_for_most(blocks) is None
+    caused = np.sort(or_zero(blocks.caused).sum(axis=0))
+    hiccups = caused[-_FEWEST:].sum() < _MOSTLY * caused.sum() and waited_for_most(blocks) is None
     last = last_in_turn(blocks, often, part)
     return f"{RANKS_WAIT} {ms(wasted)} per step{share} for the last to arrive, {last}", dear and not hiccups
 
