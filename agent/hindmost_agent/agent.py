@@ -132,7 +132,7 @@ class Agent:
         look_ns = self.rings.look_ns(now_ns)
         merged = self._sample_ns <= now_ns + int(MERGED * self._interval_ns)
         next_ns = self._sample_ns if merged else now_ns + self._interval_ns
-        return min(next_ns, soon_ns, NEVER_NS if look_ns is None else now_ns + look_ns)
+        return min(next_ns, soon_ns, NEVER_NS if look_ns is None else now_ns + max(look_ns, BUSY_NS))
 
     def _next(self, period_ns: int, now_ns: int) -> int:
         """The next multiple of the period on the wall clock, later by the node's phase.

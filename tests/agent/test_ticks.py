@@ -249,17 +249,45 @@ def test_a_ring_that_fills_is_read_at_once_and_looked_at_soon(tmp_path: Path, wr
 
 
 def test_rings_of_mpi_are_looked_at_less_often_while_no_rank_calls_it(tmp_path: Path) -> None:
-    """A burst of calls fills an empty one within 0.65 s: it is looked at sooner the fuller it is, while there are
+    """A burst of calls fills an empty one within 0.66 s: it is looked at sooner the fuller it is, while there are
     calls."""
     (tmp_path / "rings").mkdir(exist_ok=True)
     identity = Identity("j", 0, 64, 0, "n", "mpi", "solver")
-    writer = ring.Writer.create(tmp_path / "rings", identity, "mpi")
+    writer = ring.Writer.create(tmp_path / "rings", identity, "mpi", 1 << 16)
     mine = agent(tmp_path, Spool(tmp_path / "spool", 1 << 20))
-    assert mine.tick(0) == 380_000_000
-    assert mine.tick(2 * NS) == 2 * NS + NS // 2
-    steps(writer, ring.DEFAULT_CAPACITY // 8)
-    assert mine.tick(3 * NS) == 3 * NS + 298_750_000
+    assert mine.tick(0) == 393_216_000
+    assert mine.tick(2 * NS) == 2 * NS + 491_520_000
+    steps(writer, 1 << 13)
+    assert mine.tick(3 * NS) == 3 * NS + 311_296_000
     writer.close()
+
+
+@pytest.mark.parametrize("producer", ["py", "mpi"])
+def test_a_ring_is_looked_at_as_soon_as_its_rank_was_seen_to_need(tmp_path: Path, producer: str) -> None:
+    """A small ring and a fast rank fill it before the usual look, whichever probe writes it."""
+    (tmp_path / "rings").mkdir(exist_ok=True)
+    writer = ring.Writer.create(tmp_path / "rings", Identity("j", 0, 2, 0, "n", "mpi4py", "t.py"), producer, 1 << 14)
+    mine = agent(tmp_path, None)
+    assert mine.tick(0) == (NS if producer == "py" else 98_304_000)
+    steps(writer, 10_000)
+    mine.tick(NS // 20)  # 200,000 a second
+    mine.tick(NS // 10)
+    assert mine.tick(NS * 3 // 20) == NS * 3 // 20 + BUSY_NS
+    assert all(item.lost == 0 for item in mine.rings)
+    writer.close()
+
+
+def test_an_agent_that_reads_too_late_gets_more_cpu_for_a_tenth_of_the_time(
+    tmp_path: Path, writer: ring.Writer
+) -> None:
+    """One that reads in time gets no more: ranks come first."""
+    mine = agent(tmp_path, None)
+    late = []
+    for second in range(60):
+        steps(writer, CAPACITY if second >= 10 else CAPACITY // 3)
+        mine.tick(second * NS)
+        late += [second] * mine.rings.behind(second * NS)
+    assert late == [10, 11, 30, 31, 50, 51]
 
 
 def test_a_rank_that_died_right_after_a_batch_is_in_the_next(tmp_path: Path, writer: ring.Writer) -> None:

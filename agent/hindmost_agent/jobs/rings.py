@@ -58,9 +58,10 @@ class OpenRing:
         #: Events that were lost, when it was last read.
         self.lost = reader.lost
         self._communicators: list[ring.Communicator] = []
-        #: MPI's may fill within a second.
-        self.bursts = reader.header.producer == "mpi"
         self._written, self._capacity = self.reader.position, reader.header.capacity
+        #: Events a second that it may get: what a rank's short MPI calls may be, or the most that were seen lately.
+        self._rate = self._least_rate = MPI_RATE if reader.header.producer == "mpi" else 0.0
+        self._asked_ns: int | None = None
 
     @property
     def mark(self) -> Mark:
@@ -83,10 +84,16 @@ class OpenRing:
         self.builder.resume(mark.steps, mark.phases)
         reader.position, reader.skipped = mark.position, mark.skipped
 
-    def grown(self) -> int:
+    def grown(self, now_ns: int) -> int:
         """How many events were written since this was last asked; those of a torn ring do not count."""
         before, self._written = self._written, self.written
-        return self._written - before
+        grown = self._written - before
+        if self._asked_ns is not None:
+            passed_ns = max(now_ns - self._asked_ns, SHORT_NS)
+            seen, faded = grown / passed_ns * NS, self._rate * 0.5 ** (passed_ns / HALVED_NS)
+            self._rate = max(seen, faded, self._least_rate)
+        self._asked_ns = now_ns
+        return grown
 
     @property
     def written(self) -> int:
@@ -121,6 +128,10 @@ class OpenRing:
         """How much of the ring was waiting to be read when ``grown`` was last asked, from 0 to 1."""
         return (self._written - self.reader.position) / self._capacity
 
+    def look_ns(self, reserve: float) -> int | None:
+        """How long until only the ``reserve`` of it is free, as fast as it filled lately; ``None``: for ever."""
+        return int(self._capacity / self._rate * NS * max(1 - self.full - reserve, 0.0)) if self._rate else None
+
     def read(self) -> int:
         """Make rows of what is new; returns how many events. A torn ring is lost from here on, not an error."""
         reader, builder = self.reader, self.builder
@@ -148,13 +159,19 @@ class OpenRing:
 NS = 1_000_000_000
 #: A ring fuller than this is read at once and looked at again soon, before it overwrites itself.
 BUSY_SHARE = 0.2
+#: A ring that was fuller than this when it was looked at was looked at too late: the agent got no CPU in time. It then
+#: takes more of it for so long, and not again before so long: ranks come first, and lose a twentieth of a core at most.
+BEHIND_SHARE, BEHIND_NS, BEHIND_EVERY_NS = 0.5, 2 * NS, 20 * NS
 #: A process that /proc never showed (of another PID namespace) is taken for dead after this long without events.
 SILENT_NS = 60 * NS
 #: A dead writer may have left a slot claimed and unwritten, which the reader gives up on after a second.
 DRAIN_NS = 2 * NS
-#: A burst of short collectives fills an empty ring of MPI within 0.65 s. The fullest one is looked at again so long
-#: before it could be full; less often where no rank has called MPI for so long.
-BURST_NS, BEFORE_NS, IDLE_BURST_NS, IDLE_NS = NS * 65 // 100, NS * 27 // 100, NS // 2, 2 * NS
+#: Events a second of a rank that makes short collectives, until it was seen to make more.
+MPI_RATE = 100_000.0
+#: How fast a ring fills is measured over so long at least, and counts half after so long.
+SHORT_NS, HALVED_NS = NS // 20, 60 * NS
+#: How much of a ring is to be free when it is looked at again; less where no rank has written for so long.
+RESERVE, IDLE_RESERVE, IDLE_NS = 0.4, 0.25, 2 * NS
 #: Which GPU a rank uses is said once, by its probe or by the driver.
 GPU_NS = 5 * NS
 #: A ring file is under construction for an instant; one that cannot be opened this many times is reported.
@@ -188,11 +205,6 @@ class Producer:
     def closed(self) -> bool:
         """Whether every ring of this process was closed in order."""
         return all(item.closed for item in self.rings.values())
-
-    @property
-    def bursts(self) -> bool:
-        """Whether it makes MPI calls, of which there may be 100,000 in any second."""
-        return any(item.bursts for item in self.rings.values())
 
     @property
     def nccl_is_recorded(self) -> bool:
@@ -328,7 +340,7 @@ class Rings:
         self._lost_before = 0
         #: Events written since all rings were read, and whether there were any new ones when they were last polled.
         self.new_events, self.moved = 0, False
-        self._fullest = 0.0  # how full the fullest ring of MPI was then
+        self._behind_ns = -BEHIND_EVERY_NS  # since when this agent is to have more CPU
 
     def __iter__(self) -> Iterator[Producer]:
         return iter(tuple(self._producers.values()))
@@ -363,31 +375,34 @@ class Rings:
 
         How far each has been written is one word of it; reading what was written is dear, and dearer in small portions.
         """
-        busy, new, fullest = False, 0, 0.0
+        busy, new = False, 0
         before_ns, self._polled_ns = self._polled_ns or now_ns, now_ns
         for producer in self._producers.values():
             for item in producer.rings.values():
-                if grown := item.grown():
+                if grown := item.grown(now_ns):
                     producer.progress_ns, producer.progress_after_ns = now_ns, before_ns
                     new += grown
                 full = item.full
                 busy = busy or full > BUSY_SHARE
+                if full > BEHIND_SHARE and now_ns - self._behind_ns >= BEHIND_EVERY_NS:
+                    self._behind_ns = now_ns
                 if everything or full > BUSY_SHARE:
                     self._host.counts.ring_events += item.read()
-                elif full > fullest and item.bursts:
-                    fullest = full
-        self.moved, self._fullest = new > 0, fullest
+        self.moved = new > 0
         self.new_events = 0 if everything else self.new_events + new
         return busy
 
+    def behind(self, now_ns: int) -> bool:
+        """Whether reading them at once is worth the CPU of a rank."""
+        return now_ns - self._behind_ns < BEHIND_NS
+
     def look_ns(self, now_ns: int) -> int | None:
-        """How soon is to be looked how full the rings of MPI calls are; ``None`` where no process writes such a one."""
-        writing = [producer for producer in self._producers.values() if producer.gone_ns is None and producer.bursts]
-        if not writing:
-            return None
-        if now_ns - max(producer.progress_ns for producer in writing) >= IDLE_NS:
-            return IDLE_BURST_NS
-        return int(BURST_NS * (1 - self._fullest)) - BEFORE_NS
+        """How soon is to be looked how full the rings are, by the fastest; ``None`` where none was ever written."""
+        writing = [producer for producer in self._producers.values() if producer.gone_ns is None]
+        idle = now_ns - max((producer.progress_ns for producer in writing), default=now_ns) >= IDLE_NS
+        reserve = IDLE_RESERVE if idle else RESERVE
+        waits = (item.look_ns(reserve) for producer in writing for item in producer.rings.values())
+        return min((wait for wait in waits if wait is not None), default=None)
 
     def marks(self) -> dict[str, Mark]:
         """How far every ring has been read, by its path."""
