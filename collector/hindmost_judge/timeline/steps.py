@@ -274,7 +274,7 @@ def warmup(durations: Floats) -> int:
     return calm[0] if calm else most
 
 
-#: Most collectives of a step: with more, it is likelier that each is a step and some hold a log or a check in addition.
+#: Up to so many collectives a step, each number of them is tried; of more, the distance between most long gaps.
 _MOST_IN_A_ROW = 16
 #: Least ratio of computing before the first of them to computing before all the others together.
 _BEYOND = 2.0
@@ -301,14 +301,14 @@ def steps_of_repeated_calls(usual: Array, gap: Floats) -> Ints | None:
 
 
 def calls_a_step(self_time: Floats, most: int = _MOST_IN_A_ROW) -> int:
-    """How many alike collectives make a step, ``most`` of them, by the ``self_time`` before each [K]."""
-    for length in range(2, most + 1):
+    """How many alike collectives make a step, by the ``self_time`` before each [K]; up to ``most``, each is tried."""
+    for length in sorted({*range(2, most + 1), _apart(self_time)} - {0, 1}):
         first = _first_of(self_time, length)
         apart = np.diff(first[first >= len(self_time) // 4])  # starting up has a pattern of its own
         regular = len(apart) >= _LEAST_STEPS and np.mean(apart == length) >= _REGULAR
         rest = len(self_time) - len(self_time) // 4
         if regular and (len(apart) + 1) * length >= _REGULAR * rest:  # all of the time
-            return length
+            return int(length)
     return 1
 
 
@@ -335,6 +335,18 @@ def cycle(computed: Floats, most: int = _MOST_IN_A_ROW) -> tuple[int, int]:
         if scatter(np.tile(place, whole // times)) < _AT_ITS_PLACE * scatter(np.full(whole, typical)):
             return times, int(np.argmax(place))
     return 1, 0
+
+
+def _apart(self_time: Floats) -> int:
+    """How many collectives most of those are apart that the computing is before; 0: too few. Single stalls count as
+    long gaps."""
+    computed = self_time[len(self_time) // 4 :]
+    order: Ints = np.argsort(-computed, kind="stable")
+    if len(order) < _LEAST_STEPS:
+        return 0
+    share = np.cumsum(np.minimum(computed[order], computed[order[_LEAST_STEPS - 1]]))
+    first = order[: int(np.searchsorted(share, share[-1] * _BEYOND / (1 + _BEYOND))) + 1]
+    return int(np.bincount(np.diff(np.sort(first)), minlength=1).argmax())
 
 
 def _first_of(self_time: Floats, length: int) -> Ints:

@@ -296,10 +296,20 @@ def found(own: Gaps) -> list[int] | None:
     return None if numbers is None else numbers.tolist()
 
 
-@pytest.mark.parametrize("count", [2, 3, 8, 16])
+@pytest.mark.parametrize("count", [2, 3, 8, 16, 17, 400])
 def test_alike_collectives_after_one_computing_interval_are_one_step(count: int) -> None:
     """A step begins with the one that is computed before."""
-    assert found(gaps(count)) == np.repeat(np.arange(REPEATED), count).tolist()
+    assert found(gaps(count, after=min(5e3, 4e5 / count))) == np.repeat(np.arange(REPEATED), count).tolist()
+
+
+def test_a_long_check_every_hundred_steps_of_one_collective_ends_none() -> None:
+    """Steps compute for longer than it takes: each is one. Nor do stalls, however long, make steps."""
+    own = gaps(1).repeat(20)
+    own[::100] *= 50
+    assert found(own) is None
+    own[::100] = own[1]
+    own[[5, 700, 1100, 1400, 1990]] = 1e12
+    assert found(own) is None
 
 
 def test_the_first_steps_of_a_running_job_are_no_others() -> None:
