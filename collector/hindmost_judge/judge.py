@@ -106,7 +106,8 @@ def _of_those_that_meet(run: Run, settings: Settings) -> Report:
     found = stops.with_ended_stalls(missing_ranks.with_missing_ranks(found, run, blocks), stalls, run)
     slower = all_slower.find_slowed(blocks, found) if blocks is not None and stop is None else None
     found = all_slower.with_slowed(found, slower)
-    found = inconclusive.with_unread_steps(found, run, blocks)
+    found, lost = inconclusive.with_lost_events(inconclusive.with_unread_steps(found, run, blocks), run)
+    notes += lost
     notes = [note for note in notes if not any(line.startswith(note) for one in found for line in one.evidence)]
     if blocks is not None:
         found = [_with_time(_with_loading(one, run, blocks), run, blocks) for one in found]

@@ -29,7 +29,7 @@ from hindmost_judge.timeline.collective_calls import is_synchronising
 from hindmost_judge.types import Array
 from hindmost_judge.verdict import missing_ranks
 from hindmost_judge.verdict.advice import by_torch, in_python
-from hindmost_judge.verdict.schema import LATE, STOPS, Verdict, insufficient
+from hindmost_judge.verdict.schema import LATE, STOPS, UNSURE, Verdict, insufficient
 from hindmost_judge.verdict.wording import ALONE, NONE_SEEN, OLDER, ONE_ANSWER, attach, ms, names, percent
 from hindmost_judge.whatif import savings
 
@@ -546,6 +546,32 @@ def _late_in_turn(late: Sequence[Verdict]) -> Verdict:
         who = "one rank is late in a part of the steps"
     unknown = "launches were not recorded: more work, or a CPU that was behind for a while"
     return insufficient(f"{who}: {found}", unknown, advice=_REMEDY)
+
+
+#: If most of a rank's events were lost, no rank is cleared: what was not read may differ.
+_MOST_LOST = 0.5
+
+
+def with_lost_events(found: Sequence[Verdict], run: Run) -> tuple[list[Verdict], list[str]]:
+    """The verdicts, each less sure by the largest share of a rank's events that was lost before it was read; a note."""
+    lost, total = (run.rank_states[name] for name in ("events_lost_total", "events_total"))
+    if lost.max(initial=0) <= 0:  # -1: not known
+        return list(found), []
+    shares = np.clip(lost / np.maximum(total, 1), 0.0, 1.0)
+    worst = int(np.argmax(shares))
+    share = float(shares[worst])
+    seen = (
+        f"{int(lost[worst]):,} of {int(total[worst]):,} events of rank {int(run.rank_states['rank'][worst])}"
+        f" ({percent(share)}) were overwritten before the agent read them"
+    )
+    remedy = "raise HINDMOST_RING_CAPACITY"
+    if share >= _MOST_LOST and any(one.kind == "balanced" for one in found):
+        return [insufficient(f"{seen}: which rank is slow is not known", advice=remedy)], []
+    sure = max(1.0 - share, UNSURE)
+    return [
+        one if one.kind in STOPS or one.confidence is None else replace(one, confidence=min(one.confidence, sure))
+        for one in found
+    ], [f"{seen}: {remedy}"]
 
 
 #: A change is reported up to this many steps away from where it was: noise moves it.

@@ -10,12 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hindmost_collector.ingest.chunk import from_rows
 from hindmost_collector.recordings.tables import table
 from hindmost_collector.report import csv as report_csv
 from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_collector.store.parquet.store import ParquetStore, read_run
 from hindmost_judge.judge import judge
-from hindmost_judge.model import COLLECTIVES, GPU_TIME, METRICS, STEPS, Run, empty
+from hindmost_judge.model import COLLECTIVES, GPU_TIME, METRICS, RUNNING, STEPS, Run, empty
 from hindmost_judge.verdict.inconclusive import without_lost_leads
 from hindmost_judge.verdict.schema import Verdict
 
@@ -400,3 +401,27 @@ def test_no_rank_is_cleared_by_a_log_of_the_steps_alone() -> None:
     (verdict,) = judge(_logged([8.0, 8.0, 8.0, 8.0])).verdicts
     assert verdict.kind == "insufficient_data"
     assert "backward, 69 % of a step of 29.0 ms" in verdict.evidence[0]
+
+
+@pytest.mark.parametrize(
+    ("lost", "kind", "sure"),
+    [(0, "balanced", 0.91), (12_000, "balanced", 0.8), (54_465, "insufficient_data", None)],
+)
+def test_what_was_overwritten_unread_clears_no_rank(lost: int, kind: str, sure: float | None) -> None:
+    """The verdict is as sure as events were read; of a rank most of whose events were lost, nothing is known."""
+    run = loads.make(loads.Load(ranks=4, steps=150))
+    states = [(rank, 10**9, RUNNING, 60_000, lost * (rank == 2), -1, -1, "") for rank in range(4)]
+    report = judge(dataclasses.replace(run, rank_states=from_rows("rank_states", states)))
+    (verdict,) = report.verdicts
+    assert (verdict.kind, verdict.confidence) == (kind, pytest.approx(sure, abs=0.01) if sure else None)
+    seen = f"{lost:,} of 60,000 events of rank 2 ({lost / 600:.0f} %) were overwritten before the agent read them"
+    assert any(seen in line for line in (*verdict.evidence, *report.notes)) == (lost > 0)
+    assert any("HINDMOST_RING_CAPACITY" in line for line in (*verdict.advice, *report.notes)) == (lost > 0)
+
+
+def test_a_slow_rank_is_named_by_what_was_read_of_it() -> None:
+    """And less surely, as more of it was lost."""
+    run = loads.make(loads.Load(ranks=4, steps=150, faults=[{"rank": 1, "compute": 5.0}]))
+    states = [(rank, 10**9, RUNNING, 1000, 400, -1, -1, "") for rank in range(4)]
+    (verdict,) = judge(dataclasses.replace(run, rank_states=from_rows("rank_states", states))).verdicts
+    assert (verdict.kind, verdict.ranks, verdict.confidence) == ("straggler", (1,), pytest.approx(0.6))

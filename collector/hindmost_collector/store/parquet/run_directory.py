@@ -138,7 +138,7 @@ def run_of(tables: dict[str, Table], meta: dict[str, Any], name: str, notes: lis
     failed = bool(meta.get("interrupted_by") or meta.get("exit_code"))
     shown["in_flight"] = _still_in_flight(tables["in_flight"], tables["rank_states"], states, failed=failed)
     shown["rank_states"] = states
-    said = (*notes, *odd, *_losses(states), *_clock_note(tables["clocks"]), *_wall_clocks(tables["metrics"]))
+    said = (*notes, *odd, *_clock_note(tables["clocks"]), *_wall_clocks(tables["metrics"]))
     return judged_incarnation(Run(job=_job(name, meta, shown), **shown, notes=said), tables["ranks"])
 
 
@@ -210,18 +210,6 @@ def _still_in_flight(in_flight: Table, looks: Table, last: Table, *, failed: boo
             keep |= mine & (in_flight["observed_ns"] == seen)
             observed[mine] = time if life != FINISHED else seen
     return {name: column[keep] for name, column in (in_flight | {"observed_ns": observed}).items()}
-
-
-def _losses(states: Table) -> list[str]:
-    notes = []
-    lost = states["events_lost_total"]
-    if rows(states) and lost.max() > 0:
-        worst = int(lost.argmax())
-        notes.append(
-            f"{int(lost.sum())} events were lost (overwritten before they were read),"
-            f" most of rank {int(states['rank'][worst])} ({int(lost[worst])}): raise HINDMOST_RING_CAPACITY"
-        )
-    return notes
 
 
 def _clock_note(clocks: Table) -> list[str]:
