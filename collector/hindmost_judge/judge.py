@@ -121,7 +121,9 @@ def _of_those_that_meet(run: Run, settings: Settings) -> Report:
         return Report(job=summary.job(run, blocks), verdicts=_in_order(found), ranks=ranks, overview=seen)
     notes = [*endings.undelivered(run), *notes, *stopped.note(run, found, stalls)]
     what_if = summary.what_if(run, blocks, found)
-    bound = step_limit(blocks, found, settings, partial(_cpu_use, run, blocks), seen, aside)
+    bound = step_limit(
+        None if inconclusive.mostly_lost(run) else blocks, found, settings, partial(_cpu_use, run, blocks), seen, aside
+    )
     saves = [planned.note for planned in aside if planned.cause == "checkpoint"]
     said = bound is not None and bound.by == "checkpoint"
     notes += [] if saves or said else saving_note(found, seen)

@@ -26,7 +26,7 @@ from hindmost_judge.settings import Settings
 from hindmost_judge.stats.robust import average, mean, median, or_zero
 from hindmost_judge.timeline import build_blocks, matching, phases
 from hindmost_judge.timeline.collective_calls import is_synchronising
-from hindmost_judge.types import Array
+from hindmost_judge.types import Array, Floats
 from hindmost_judge.verdict import missing_ranks
 from hindmost_judge.verdict.advice import by_torch, in_python
 from hindmost_judge.verdict.schema import LATE, STOPS, UNSURE, Verdict, insufficient
@@ -548,16 +548,27 @@ def _late_in_turn(late: Sequence[Verdict]) -> Verdict:
     return insufficient(f"{who}: {found}", unknown, advice=_REMEDY)
 
 
-#: If most of a rank's events were lost, no rank is cleared: what was not read may differ.
+#: If most of a rank's events were lost, no rank is cleared and no limit named: what was not read may differ.
 _MOST_LOST = 0.5
+
+
+def _lost_shares(run: Run) -> Floats:
+    """[R] shares of the events of ranks that were lost before they were read; -1 events: not known."""
+    lost, total = (run.rank_states[name] for name in ("events_lost_total", "events_total"))
+    return np.asarray(np.clip(lost / np.maximum(total, 1), 0.0, 1.0))
+
+
+def mostly_lost(run: Run) -> bool:
+    """Whether most of one rank's events were."""
+    return bool(_lost_shares(run).max(initial=0.0) >= _MOST_LOST)
 
 
 def with_lost_events(found: Sequence[Verdict], run: Run) -> tuple[list[Verdict], list[str]]:
     """The verdicts, each less sure by the largest share of a rank's events that was lost before it was read; a note."""
     lost, total = (run.rank_states[name] for name in ("events_lost_total", "events_total"))
-    if lost.max(initial=0) <= 0:  # -1: not known
+    shares = _lost_shares(run)
+    if not shares.any():
         return list(found), []
-    shares = np.clip(lost / np.maximum(total, 1), 0.0, 1.0)
     worst = int(np.argmax(shares))
     share = float(shares[worst])
     seen = (
@@ -565,7 +576,7 @@ def with_lost_events(found: Sequence[Verdict], run: Run) -> tuple[list[Verdict],
         f" ({percent(share)}) were overwritten before the agent read them"
     )
     remedy = "raise HINDMOST_RING_CAPACITY"
-    if share >= _MOST_LOST and any(one.kind == "balanced" for one in found):
+    if mostly_lost(run) and any(one.kind == "balanced" for one in found):
         return [insufficient(f"{seen}: which rank is slow is not known", advice=remedy)], []
     sure = max(1.0 - share, UNSURE)
     return [

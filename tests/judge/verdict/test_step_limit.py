@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hindmost_collector.ingest.chunk import from_rows
 from hindmost_collector.page import document
 from hindmost_collector.recordings.load import load
 from hindmost_collector.recordings.tables import concatenate, table
@@ -14,7 +15,7 @@ from hindmost_collector.report import columns, text
 from hindmost_collector.report.verdict_lines import with_rendered
 from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_judge.judge import judge
-from hindmost_judge.model import Run
+from hindmost_judge.model import RUNNING, Run
 from hindmost_judge.settings import DEFAULT
 from hindmost_judge.timeline import build_blocks
 from hindmost_judge.usage import CpuUse
@@ -58,6 +59,13 @@ def test_gpus_at_work_are_limited_by_what_is_near_its_peak(gpu_bound: str, by: s
     assert limit.by == by
     assert "of peak bandwidth" in limit.evidence
     assert "SMs active" in limit.evidence
+
+
+@pytest.mark.parametrize(("lost", "limited"), [(400, True), (600, False)])
+def test_no_limit_is_named_where_most_events_were_lost(lost: int, limited: bool) -> None:
+    run = recorded(gpu_bound="compute")
+    states = from_rows("rank_states", [(0, 10**9, RUNNING, 1000, lost, -1, -1, "")])
+    assert (found(replace(run, rank_states=states)) is not None) == limited
 
 
 @pytest.mark.parametrize(("load", "by"), [("gemm", "gpu_compute"), ("copy", "gpu_memory"), ("idle", "unknown")])
