@@ -184,7 +184,8 @@ def _left_behind(
 ) -> Hang:
     """The ranks that did not come, upstream of every rank that waits too long; or a circle of ranks that wait for each
     other; or ranks that ran an operation that no other rank ran."""
-    blocked = {one.rank for waits in waiting.values() for one in waits} | {wait.rank for wait in messages}
+    waits_in_any = np.isin(run.in_flight["kind"], [*_COLLECTIVE])  # those ahead of the frontier wait, too
+    blocked = {*run.in_flight["rank"][waits_in_any].tolist()}
     missing = {comm: _missing(run, comm, waits) for comm, waits in waiting.items()}
     node = {comm: -1 - place for place, comm in enumerate(waiting)}
     edges = [Edge(one.rank, node[comm]) for comm, waits in waiting.items() for one in waits]

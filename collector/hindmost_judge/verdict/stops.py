@@ -558,7 +558,7 @@ def _waited(stop: Hang, run: Run, where: str) -> str:
     Of a job at work COST alone has the time: it counts on.
     """
     one, inside = len(stop.victims) == 1, f" in {where}" if where else ""
-    waited = "1 rank" if one else f"{len(stop.victims)} ranks"
+    waited = "1 rank" if one else f"{len(stop.victims) or ''} ranks".lstrip()
     if run.at_work:
         return f"{waited} {'waits' if one else 'wait'}{inside}"
     if stop.waited_ns < 0:

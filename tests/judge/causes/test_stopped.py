@@ -64,11 +64,22 @@ def test_a_rank_stopped_inside_the_operation_is_named() -> None:
     assert (verdict.ranks, verdict.victims, verdict.cause) == ((2,), (0, 1, 3), "stopped")
 
 
+def test_ranks_that_are_in_the_next_operation_wait_for_the_one_stopped_in_the_last() -> None:
+    """It had sent its part of operation 40, and is alone in it: the others wait for it in number 41."""
+    run = hang(FOUR, [])
+    open_now = run.in_flight
+    run = replace(run, in_flight={**open_now, "seq": np.where(open_now["rank"] == 2, 40, 41)})
+    (verdict,) = judge(sampled(run, {2: range(WAIT + 1, WAIT + 31)}, range(WAIT - 20, WAIT + 31))).verdicts
+    assert (verdict.ranks, verdict.victims) == ((2,), (0, 1, 3))
+    assert verdict.evidence[0].endswith("; 3 ranks wait in all_reduce")
+
+
 def test_where_all_ranks_are_stopped_the_network_is_not_suspected() -> None:
     """As when a scheduler suspends a job: no rank waits for another."""
     verdict = hung((0, 1, 2, 3), range(WAIT + 1, WAIT + 31), missing=())
     assert of_verdict(verdict.__dict__).what.endswith("ranks 0 to 3 were stopped by a signal or a debugger")
     assert verdict.advice[0].startswith("`kill -CONT 100 101 102 103` on node0 lets ranks 0 to 3 go on")
+    assert verdict.evidence[0].endswith("; ranks wait in all_reduce"), "their number is not 0"
 
 
 def test_of_a_job_that_is_over_no_process_is_resumed() -> None:
