@@ -62,6 +62,16 @@ def test_a_useless_directory_loses_no_run(tmp_path: Path, monkeypatch: pytest.Mo
     assert note == f"{wanted}: {why}; recording into {found}"
 
 
+def test_a_full_disk_leaves_nothing_that_was_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither where the run was to be nor in the temporary directory; a folder that was there stays."""
+    monkeypatch.setattr(environment.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(environment, "ROOM", 1 << 60)
+    (tmp_path / "mine").mkdir()
+    with pytest.raises(HindmostError, match=f"runs/job: .*; {tmp_path}: "):
+        environment.run_directory(tmp_path / "mine/runs/job", "job")
+    assert [path.name for path in tmp_path.rglob("*")] == ["mine"]
+
+
 def test_other_files_of_a_directory_stay_as_they_are(tmp_path: Path) -> None:
     """A run's report.html does not replace the one that is there; the run is next to it."""
     (tmp_path / "report.html").write_text("mine")

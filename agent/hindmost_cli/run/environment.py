@@ -84,10 +84,10 @@ def run_directory(asked: Path | None, job: str) -> tuple[Path, str | None]:
     except OSError as error:
         why = f"{wanted}: {error.strerror or error}"
     try:
-        instead = Path(tempfile.mkdtemp(prefix=f"hindmost-{job}-"))
+        instead = Path(tempfile.gettempdir(), f"hindmost-{job}-{secrets.token_hex(4)}")
         return _claimed(instead), f"{why}; recording into {instead}"
     except OSError as error:
-        raise HindmostError(f"{why}; {tempfile.gettempdir()}: {error.strerror or error}") from None
+        raise HindmostError(f"{why}; {tempfile.tempdir or 'TMPDIR'}: {error.strerror or error}") from None
 
 
 def ring_directory(job: str, shared_memory: Path = Path("/dev/shm")) -> Path:  # noqa: S108 - it is made for us alone
@@ -160,15 +160,24 @@ def _holds_others(directory: Path) -> bool:
 
 
 def _claimed(directory: Path) -> Path:
-    """``directory``, made, with a ``logs`` folder in it. ``OSError`` where it is of no use."""
+    """``directory``, made, with a ``logs`` folder in it. ``OSError`` where it is of no use; where it is full, what was
+    made is removed."""
+    logs = directory / "logs"
+    new = [path for path in (logs, *logs.parents) if not path.exists()]
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     owner = directory.stat().st_uid
     if os.geteuid() not in (owner, 0):
         raise OSError(f"belongs to user {owner}")
     if (directory / "meta.json").exists() or (directory / "segments").exists():
         raise OSError("contains a run")
-    (directory / "logs").mkdir(exist_ok=True)
-    _try_room(directory / "logs" / ".room", ROOM)
+    try:
+        logs.mkdir(exist_ok=True)
+        _try_room(logs / ".room", ROOM)
+    except OSError:
+        with contextlib.suppress(OSError):
+            for path in new:
+                path.rmdir()
+        raise
     return directory
 
 
