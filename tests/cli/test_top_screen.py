@@ -134,6 +134,14 @@ def test_advice_names_the_recording(more: dict[str, Any], command: str) -> None:
     assert f"`hindmost report {command} --explain`" in " ".join(screen(job(1, alone, **more)))
 
 
+def test_a_longer_title_takes_no_row_of_a_rank() -> None:
+    """It ends in an ellipsis, after a whole word."""
+    shown = job(4) | {"title": "hindmost · train.py · 4 ranks on 1 node · 1,234 steps, mean 96.3 ms, median 94.5 ms"}
+    first, second, *_ = screen(shown)
+    assert first == "hindmost · train.py · 4 ranks on 1 node · 1,234 steps, mean 96.3 ms, median…"
+    assert second == "no rank is slow now"
+
+
 @pytest.mark.parametrize("size", [SMALL, LARGE])
 def test_one_rank_has_its_row_with_every_title_and_value_in_full(size: tuple[int, int]) -> None:
     """Loader workers' reads are the rank's; the network is that of its node, without the loopback device."""

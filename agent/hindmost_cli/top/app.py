@@ -205,7 +205,7 @@ class Top(App[None]):
     def show(self) -> None:
         """Draw everything."""
         width = self.size.width
-        title = Text(one_line(self._picture["title"]), overflow="ellipsis", no_wrap=True)
+        title = textwrap.shorten(one_line(self._picture["title"]), width, placeholder="…")
         self.query_one("#title", Static).update(title)
         self.query_one("#verdicts", Static).update(self._verdicts(width))
         columns = self._table(width)
