@@ -111,7 +111,7 @@ class _Request:
     @cached_property
     def notes(self) -> list[str]:
         """All of them, those on stalls first, without what is said with the pace, or of a stall by its verdict."""
-        said = [f"{STALL}{line}" for one in self.verdicts for line in one.why]
+        said = [f"{STALL}{line}" for one in self.verdicts for line in (one.why if self.explain else decisive(one))]
         found = []
         for note in self.report.get("notes") or ():
             rest = note.removeprefix(next((line for line in said if note.startswith(line)), "")).removeprefix("; ")

@@ -81,9 +81,9 @@ def in_short(report: Mapping[str, Any]) -> list[RenderedVerdict]:
 
 
 def decisive(one: RenderedVerdict) -> tuple[str, ...]:
-    """The evidence that is shown first: what decided, of stalls each; and how long ranks wait though none is slow."""
+    """The evidence that is shown first: what decided, and how long ranks wait though none is slow."""
     waits = one.head == "OK" and "".join(one.why[1:2]).startswith(RANKS_WAIT)
-    return one.why if one.kind == "stalled" else one.why[: 2 if waits else 1]
+    return one.why[: 2 if waits else 1]
 
 
 def _periods(verdicts: Iterable[Mapping[str, Any]]) -> str:
