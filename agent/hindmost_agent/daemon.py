@@ -97,7 +97,7 @@ class Daemon:
         self._leaving: asyncio.Future[str] | None = None
         self._next: asyncio.TimerHandle | None = None
         self._dumps: set[asyncio.Task[None]] = set()
-        self._dumping, self._behind = 0, False
+        self._dumping = 0
         self._weighing = asyncio.Lock()
         self._ras = RasWatch(address(os.environ), lambda: self.host.ranks, lambda: self.agent.rings)
         self._asking: asyncio.Task[None] | None = None
@@ -206,7 +206,6 @@ class Daemon:
                 asyncio.get_running_loop().call_later(later_s, self.shipper.notify)
                 self.agent.held_back, self.agent.batch_ns = self.shipper.held_back, self.shipper.batch_ns
                 self.agent.short_columns = self.shipper.short_columns
-            self._keep_up(now_ns)
             due_ns = self._ras.due_ns(now_ns)
             next_ns = min(next_ns, max(due_ns, now_ns + AGAIN_NS))
             if self._stalls_change(now_ns, due_ns):
@@ -217,15 +216,6 @@ class Daemon:
             self._leave_with_job(now_ns)
         delay_s = max(next_ns - self._monotonic_ns(), 0) / NS
         self._next = asyncio.get_running_loop().call_later(delay_s, self._tick)
-
-    def _keep_up(self, now_ns: int) -> None:
-        """Take more of the CPU for a while where rings fill faster than they are read."""
-        behind = self.agent.rings.behind(now_ns)
-        if behind != self._behind:
-            self._behind = behind
-            task = asyncio.get_running_loop().create_task(self._weigh())
-            self._dumps.add(task)
-            task.add_done_callback(self._dumps.discard)
 
     def _leave_with_job(self, now_ns: int) -> None:
         seen = self.agent.seen_ns
@@ -297,12 +287,12 @@ class Daemon:
         self.agent.attach(rank, "stack.txt", stack.encode(), time.monotonic_ns())
 
     async def _weigh(self) -> None:
-        """Lower this session's priority below the ranks'; raise it while stacks are read or rings fill too fast, and
-        once the agent leaves."""
+        """Lower this session's priority below the ranks'; raise it while stacks are read, and once the agent leaves."""
         async with self._weighing:
             leaves = self._leaving is None or self._leaving.done()
-            raised = leaves or self._dumping or self._behind
-            await asyncio.to_thread(daemon_process.set_session_priority, 0 if raised else daemon_process.AGENT_SESSION)
+            await asyncio.to_thread(
+                daemon_process.set_session_priority, 0 if leaves or self._dumping else daemon_process.AGENT_SESSION
+            )
 
     def _stalls_change(self, now_ns: int, due_ns: int) -> bool:
         """Have NCCL's RAS say which collective ranks wait in, where a tick has just seen them stand still; whether

@@ -277,19 +277,6 @@ def test_a_ring_is_looked_at_as_soon_as_its_rank_was_seen_to_need(tmp_path: Path
     writer.close()
 
 
-def test_an_agent_that_reads_too_late_gets_more_cpu_for_a_tenth_of_the_time(
-    tmp_path: Path, writer: ring.Writer
-) -> None:
-    """One that reads in time gets no more: ranks come first."""
-    mine = agent(tmp_path, None)
-    late = []
-    for second in range(60):
-        steps(writer, CAPACITY if second >= 10 else CAPACITY // 3)
-        mine.tick(second * NS)
-        late += [second] * mine.rings.behind(second * NS)
-    assert late == [10, 11, 30, 31, 50, 51]
-
-
 def test_a_rank_that_died_right_after_a_batch_is_in_the_next(tmp_path: Path, writer: ring.Writer) -> None:
     """Events of the last tick prove life, those of ticks before do not, though they are only read now."""
     mine = agent(tmp_path, Spool(tmp_path / "spool", 1 << 20))

@@ -159,9 +159,6 @@ class OpenRing:
 NS = 1_000_000_000
 #: A ring fuller than this is read at once and looked at again soon, before it overwrites itself.
 BUSY_SHARE = 0.2
-#: A ring that was fuller than this when it was looked at was looked at too late: the agent got no CPU in time. It then
-#: takes more of it for so long, and not again before so long: ranks come first, and lose a twentieth of a core at most.
-BEHIND_SHARE, BEHIND_NS, BEHIND_EVERY_NS = 0.5, 2 * NS, 20 * NS
 #: A process that /proc never showed (of another PID namespace) is taken for dead after this long without events.
 SILENT_NS = 60 * NS
 #: A dead writer may have left a slot claimed and unwritten, which the reader gives up on after a second.
@@ -340,7 +337,6 @@ class Rings:
         self._lost_before = 0
         #: Events written since all rings were read, and whether there were any new ones when they were last polled.
         self.new_events, self.moved = 0, False
-        self._behind_ns = -BEHIND_EVERY_NS  # since when this agent is to have more CPU
 
     def __iter__(self) -> Iterator[Producer]:
         return iter(tuple(self._producers.values()))
@@ -384,17 +380,11 @@ class Rings:
                     new += grown
                 full = item.full
                 busy = busy or full > BUSY_SHARE
-                if full > BEHIND_SHARE and now_ns - self._behind_ns >= BEHIND_EVERY_NS:
-                    self._behind_ns = now_ns
                 if everything or full > BUSY_SHARE:
                     self._host.counts.ring_events += item.read()
         self.moved = new > 0
         self.new_events = 0 if everything else self.new_events + new
         return busy
-
-    def behind(self, now_ns: int) -> bool:
-        """Whether reading them at once is worth the CPU of a rank."""
-        return now_ns - self._behind_ns < BEHIND_NS
 
     def look_ns(self, now_ns: int) -> int | None:
         """How soon is to be looked how full the rings are, by the fastest; ``None`` where none was ever written."""
