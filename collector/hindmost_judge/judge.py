@@ -100,8 +100,10 @@ def _of_those_that_meet(run: Run, settings: Settings) -> Report:
     found = missing_ranks.without_doubtful_forwards(inconclusive.despite_exchanges(found, run, blocks), run, blocks)
     found = inconclusive.without_lost_leads(found, blocks)
     if not found:
-        unstalled = None if blocks is None else stops.without_ended_stalls(waste.without_planned(blocks, aside), stalls)
-        found.append(_nothing(run, unstalled, settings))
+        uninterrupted = (
+            None if blocks is None else stops.without_ended_stalls(waste.without_planned(blocks, aside), stalls)
+        )
+        found.append(_nothing(run, uninterrupted, settings))
     found = tuning.with_domains(found, run, seen, stalled=bool(stalls))
     found = stops.with_ended_stalls(missing_ranks.with_missing_ranks(found, run, blocks), stalls, run)
     slower = all_slower.find_slowed(blocks, found) if blocks is not None and stop is None else None
