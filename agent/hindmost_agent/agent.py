@@ -11,7 +11,7 @@ from hindmost_agent.delivery.spool import REASONS, Spool
 from hindmost_agent.jobs.command import at_work
 from hindmost_agent.jobs.discovery import Jobs
 from hindmost_agent.jobs.ranks import RankProcess
-from hindmost_agent.jobs.rings import NOTHING, Producer, RankStates, RasStall, Rings
+from hindmost_agent.jobs.rings import NOTHING, Producer, RankStates, RasStall, Rings, start_ticks
 from hindmost_agent.runner import Runner
 from hindmost_agent.sampler import LONG_AGO_NS, Host
 
@@ -81,7 +81,7 @@ class Agent:
         self.rings = rings
         self.spool = spool
         self.held_back, self.batch_ns, self.short_columns = False, 0, False
-        self._command: tuple[str, int] | None = None
+        self._command: tuple[str, int, int | None] | None = None
         self._at_work: RankProcess | None = None
         self._seen_by_ras: Mapping[int, RasStall] = {}
         self._said: set[str] = set()
@@ -264,17 +264,23 @@ class Agent:
                 self.seen_ns = now_ns
             else:
                 self.host.ranks.remove(producer.process.pid)
-        if self._command is not None:
-            self.follow(*self._command)
+        self._look_at_command()
         if self._jobs is not None:
             self._jobs.look(now_ns)
 
     def follow(self, job_id: str, pid: int) -> None:
-        """Sample the process that does the work of a job's command as a rank, until one makes itself known."""
-        self._command = job_id, pid
-        before, self._at_work = self._at_work, at_work(self.host.proc, job_id, pid)
-        if len(self.rings):
+        """Sample the process that does the work of a job's command, until a rank makes itself known."""
+        self._command = job_id, pid, start_ticks(self.host.proc, pid)
+        self._look_at_command()
+
+    def _look_at_command(self) -> None:
+        if self._command is None:
+            return
+        before, (job_id, pid, ticks) = self._at_work, self._command
+        if len(self.rings) or start_ticks(self.host.proc, pid) != ticks:  # the pid may be another program's by now
             self._command = self._at_work = None
+        else:
+            self._at_work = at_work(self.host.proc, job_id, pid)
         if before is not None and before != self._at_work and self.host.ranks.get(before.pid) == before:
             self.host.ranks.remove(before.pid)
         if self._at_work is not None:

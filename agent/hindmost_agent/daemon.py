@@ -99,7 +99,7 @@ class Daemon:
         self._dumps: set[asyncio.Task[None]] = set()
         self._dumping = 0
         self._weighing = asyncio.Lock()
-        self._ras = RasWatch(address(os.environ), lambda: self.host.ranks, lambda: self.agent.rings)
+        self._ras = RasWatch(address(os.environ), self.host.ranks.numbered, lambda: self.agent.rings)
         self._asking: asyncio.Task[None] | None = None
 
     async def run(self) -> str:
@@ -255,7 +255,7 @@ class Daemon:
 
     def _answer_request(self, request: wire.EventTraceRequest) -> None:
         """Fetch the stacks or the events that the collector requests, outside the loop: a dump takes up to seconds."""
-        mine = [rank for rank in self.host.ranks if rank.job_id == request.job_id]
+        mine = [rank for rank in self.host.ranks.numbered() if rank.job_id == request.job_id]
         wanted = [rank for rank in mine if rank.rank in request.ranks] if request.ranks else mine
         stopped = request.stacks and not request.last_step
         if wanted and not stopped:

@@ -138,8 +138,8 @@ class Facts:
 
     def rank(self, name: str, how: str) -> dict[int, float]:
         """Rank to the number of its process."""
-        found = self._summary(f"hindmost_process_{name}", "rank", how)
-        return {int(rank): value for (_, rank), value in found.items() if rank.isdigit()}
+        metric = f"hindmost_process_{name}"
+        return usage.by_rank(self._of_steps, metric, how) or usage.by_rank(self.metrics, metric, how)
 
     def typical(self, name: str, how: str) -> float:
         """The median rank's number; NaN where no process was sampled."""
@@ -414,7 +414,7 @@ def _remote_memory(facts: Facts) -> Advice | None:
     nodes = {rank: near for rank, (near, _) in _numa_nodes(facts).items() if facts.on.get(rank) == worst}
     several = [rank for rank, near in nodes.items() if len(near) > 1]
     do = f"bind each rank to one NUMA node: {advice.by_launcher(facts.run.job.command)[1]}"
-    if nodes and not several:
+    if nodes and all(len(near) == 1 for near in nodes.values()):
         do = "ranks are bound to one NUMA node each: see whether that is full, or who else runs there (`numastat -m`)"
     return Advice(
         "NUMA-remote memory",

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hindmost_judge.blocks import Blocks
-from hindmost_judge.causes.telemetry import Metrics, MetricSamples, labels_of, rises
+from hindmost_judge.causes.telemetry import COMMAND, Metrics, MetricSamples, labels_of, rises
 from hindmost_judge.encoding import codes
 from hindmost_judge.model import Run, rows
 from hindmost_judge.overview import Overview
@@ -56,8 +56,10 @@ def summary(
 
 
 def by_rank(metrics: Metrics, name: str, how: str) -> dict[int, float]:
-    """Rank to the number of its process."""
-    return {int(rank): value for (_, rank), value in summary(metrics, name, "rank", how).items() if rank.isdigit()}
+    """Rank to the number of its process. A run without ranks has its command's process as 0."""
+    command = {} if metrics.has_ranks else {COMMAND: "0"}
+    found = ((command.get(label, label), value) for (_, label), value in summary(metrics, name, "rank", how).items())
+    return {int(rank): value for rank, value in found if rank.isdigit()}
 
 
 def by_label(metrics: Metrics, name: str, of: str, how: str, label: str) -> dict[Owner, dict[str, float]]:

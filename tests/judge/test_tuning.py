@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 from hindmost_collector.recordings.tables import table
-from hindmost_judge import tuning
+from hindmost_judge import tuning, usage
+from hindmost_judge.causes.telemetry import Metrics
 from hindmost_judge.communication import Traffic
 from hindmost_judge.model import Run
 from hindmost_judge.overview import Overview
@@ -462,6 +463,21 @@ def test_remote_pages_are_seen_with_where_ranks_may_run(cpus: str, do: str, foun
     one = advised(run, None)["NUMA-remote memory"]
     assert do in one.set
     assert found in one.found
+
+
+def test_ranks_of_unknown_numa_nodes_are_not_taken_as_bound() -> None:
+    """Their CPUs may be of nodes whose CPUs are not known."""
+    run = job(*two_numa_nodes("16-31", "0-1"), *of_pages(remote=5000.0, local=5000.0))
+    assert "`numactl" in advised(run, None)["NUMA-remote memory"].set
+
+
+def test_a_process_before_the_ranks_is_none_of_them() -> None:
+    """A script that holds much memory, then runs mpirun, adds nothing to rank 0. Without ranks it is all there is."""
+    memory = f"{PROCESS}resident_memory_bytes"
+    run = job((memory, {"rank": "-1"}, 4e8), (memory, {"rank": "0"}, 1e8))
+    assert usage.by_rank(Metrics.of(run), memory, "highest") == {0: 1e8}
+    alone = replace(job((memory, {"rank": "-1"}, 4e8)), ranks=Run(run.job).ranks)
+    assert usage.by_rank(Metrics.of(alone), memory, "highest") == {0: 4e8}
 
 
 def test_a_lone_rank_waits_for_no_other() -> None:

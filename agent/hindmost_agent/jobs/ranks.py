@@ -66,6 +66,10 @@ class Ranks:
         order = sorted(self, key=lambda rank: (bool(rank.framework), rank.start_ticks))
         return list({(rank.job_id, rank.rank): rank for rank in order}.values())
 
+    def numbered(self) -> list[RankProcess]:
+        """Those without the process of a command that has no ranks."""
+        return [rank for rank in self if rank.rank >= 0]
+
     def put(self, rank: RankProcess) -> None:
         """Add a rank, or replace what was known of it."""
         if self._by_pid.get(rank.pid) != rank:

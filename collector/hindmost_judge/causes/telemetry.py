@@ -63,6 +63,8 @@ NO_RANK, OF_NODE, SEVERAL = -1, -2, -3
 #: Up to this many names are numbered in 16 bits: numpy radix-sorts int16, and merges wider integers, which takes
 #: longer.
 _SHORT = 1 << 15
+#: In place of a rank in labels: the process of a command that has no ranks, or none yet.
+COMMAND = "-1"
 #: Most digits of a rank; a longer number is not a rank.
 _DIGITS = 9
 
@@ -95,6 +97,11 @@ class Metrics:
         self._order = np.argsort(name.astype(np.int16) if len(self._names) <= _SHORT else name, kind="stable")
         self._first = np.searchsorted(name[self._order], np.arange(len(self._names) + 1))
         self._span: tuple[int, int] | None = None
+
+    @property
+    def has_ranks(self) -> bool:
+        """Whether ranks were recorded."""
+        return rows(self._ranks) > 0
 
     def during(self, since_ns: int, until_ns: int) -> Metrics:
         """The same, of samples that were taken in this time."""

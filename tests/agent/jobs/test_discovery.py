@@ -408,17 +408,29 @@ def test_the_process_that_works_is_below_the_shell_that_started_it(
     (tmp_path / "10/task/10/children").write_text(children)
     known = at_work(tmp_path, "j", 10)
     assert (known and known.pid) == found
-    assert at_work(tmp_path, "j", 11) == RankProcess("j", 0, 1, 0, 11, 555, command="./solver -n")
+    assert at_work(tmp_path, "j", 11) == RankProcess("j", -1, 1, 0, 11, 555, command="./solver -n")
 
 
 def test_a_command_is_sampled_until_a_rank_makes_itself_known(tmp_path: Path) -> None:
-    """A program that no probe knows has CPUs and files like any; a script may start ranks later."""
+    """A program that no probe knows has CPUs and files like any; ranks that come later have series of their own."""
     host = Host(proc=tmp_path / "proc")
     process(host.proc, 10, "", argv="./solver\0")
     agent = Agent("n", NS, host, Runner({}, host, NS), Rings(host, [tmp_path / "rings"]), None)
     agent.follow("j", 10)
-    assert [(rank.pid, rank.rank) for rank in host.ranks] == [(10, 0)]
+    assert [(rank.pid, rank.rank) for rank in host.ranks] == [(10, -1)]
+    assert host.ranks.numbered() == []
     writer = ring.Writer.create(tmp_path / "rings", Identity("j", 1, 2, 1, "n", "torch", "t.py"), "py", 64)
     agent.tick(10 * NS)
     writer.close()
     assert 10 not in [rank.pid for rank in host.ranks]
+
+
+def test_a_pid_that_was_a_commands_is_not_followed_to_another_program(tmp_path: Path) -> None:
+    """Once the command has ended, its pid may be a process of another user."""
+    host = Host(proc=tmp_path / "proc")
+    process(host.proc, 10, "", argv="./solver\0")
+    agent = Agent("n", NS, host, Runner({}, host, NS), Rings(host, [tmp_path / "rings"]), None)
+    agent.follow("j", 10)
+    process(host.proc, 10, "", argv="/usr/sbin/other\0", start=99999)
+    agent.finish(5 * NS)
+    assert len(host.ranks) == 0

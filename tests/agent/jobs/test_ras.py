@@ -292,6 +292,14 @@ async def test_ras_is_asked_of_ranks_that_a_tick_sees_stand_still(
     assert bool(asked) is not moves
 
 
+@pytest.mark.parametrize(("rank", "asked"), [(0, True), (-1, False)])
+async def test_ras_is_not_asked_about_a_command_without_ranks(rank: int, *, asked: bool) -> None:
+    """A script has no communicators."""
+    agent = Daemon(agent_settings(listen="127.0.0.1:0"), lambda: 10 * NS)
+    agent.host.ranks.put(process(rank, 546))
+    assert (agent._ras.due_ns(10 * NS) < ras.NEVER_NS) == asked
+
+
 async def test_a_long_interval_does_not_put_off_asking(monkeypatch: pytest.MonkeyPatch) -> None:
     """Samples are a minute apart: the next tick is when RAS is due, which ranks that stand still wait for."""
     agent, pauses = Daemon(agent_settings(listen="127.0.0.1:0", interval="60s"), lambda: 10 * NS), list[float]()
