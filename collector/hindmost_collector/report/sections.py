@@ -421,8 +421,15 @@ OF_PROCESS = {
 
 
 def _of_process(found: Sections) -> str:
-    """``uses 1.0 CPUs, 50 % of those that it may run on, …``; nothing of several processes."""
+    """``uses 1.0 CPUs, 50 % of those that it may run on, …``; nothing of several processes.
+
+    Where those below it use more CPU, they do the work: only the CPUs of all are said.
+    """
     said = []
+    (row, *more) = (found.get("hosts") or {}).get("ranks") or [{}]
+    own, below = row.get("cpu") or 0.0, row.get("workers_cpu") or 0.0
+    if below > own and not more:
+        return f"uses {written(own + below, 'number')} CPUs with the processes that it started"
     for section, words in OF_PROCESS.items():
         rows, table = (found.get(section) or {}).get("ranks") or (), SECTIONS[section].tables["ranks"]
         units = {column.key: column.unit for column in table.columns}

@@ -430,3 +430,19 @@ def test_the_run_time_says_what_start_up_took_of_it() -> None:
     parts = [{"part": name, "seconds": seconds} for name, seconds in {**names, "all": 40.1}.items()]
     found: sections.Sections = {"wall_clock": {"parts": parts}}
     assert sections.in_one_line(found) == "run time 40.1 s: start-up 26.0 s (65 %), tear-down 7.6 s, training 6.4 s"
+
+
+@pytest.mark.parametrize(
+    ("below", "said"), [(2.0, "uses 2.1 CPUs with the processes that it started"), (0.0, "uses 0.1")]
+)
+def test_a_process_whose_children_do_the_work_is_not_said_to_be_all(below: float, said: str) -> None:
+    """`make` and drivers use little, and wait."""
+    row = dict.fromkeys(sections.OF_PROCESS["hosts"]) | {
+        "rank": 0,
+        "cpu": 0.1,
+        "workers_cpu": below,
+        "memory": 13 << 20,
+    }
+    line = sections.in_one_line({"hosts": {"ranks": [row]}})
+    assert line.startswith(said)
+    assert ("peak memory" in line) == (not below)
