@@ -80,7 +80,7 @@ def numbers(folder: Path | str) -> list[int]:
 def text(path: Path | str) -> str:
     """A one-line file as text without the newline; empty when it cannot be read."""
     try:
-        return read_once(path, 256).decode("utf-8", "replace").strip()
+        return read_once(path, PIECE).decode("utf-8", "replace").strip()
     except OSError:
         return ""
 

@@ -16,6 +16,7 @@ from hindmost_agent.samplers.cgroup import Cgroup
 from hindmost_agent.samplers.cpu import CpuFrequency
 from hindmost_agent.samplers.infiniband import Infiniband
 from hindmost_agent.samplers.network import NetworkLink
+from hindmost_agent.samplers.numa import Numa
 from hindmost_agent.samplers.pressure import Pressure
 from hindmost_agent.samplers.process import Process, ProcessChildren, ProcessStatus, ProcessThreads
 from hindmost_agent.samplers.vmstat import Vmstat
@@ -409,3 +410,16 @@ def test_allocations_stall_in_any_zone(host: Host, lines: str, stalls: float) ->
     found = read(Vmstat(host))
     assert found["hindmost_node_allocation_stalls_total",] == pytest.approx(stalls, nan_ok=True)
     assert found["hindmost_node_page_faults_total",] == 100
+
+
+def test_the_cores_of_a_numa_node_are_read_whole(tmp_path: Path) -> None:
+    """Where cores of two nodes alternate the list has a number for each."""
+    cores = ",".join(map(str, range(0, 512, 2)))
+    for node in (0, 1):
+        folder = tmp_path / f"devices/system/node/node{node}"
+        folder.mkdir(parents=True)
+        for name, content in {"meminfo": "", "numastat": "", "cpulist": f"{cores}\n"}.items():
+            (folder / name).write_text(content)
+    sampler = Numa(Host(sys=tmp_path))
+    sampler.sample()
+    assert [one.values for one in sampler.series] == [("0", cores), ("1", cores)]
