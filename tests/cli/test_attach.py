@@ -107,7 +107,7 @@ def test_a_stopped_rank_is_named_with_what_lets_it_go_on() -> None:
     """All ranks are in a collective then, and none stands out by its phases."""
     ranks = [rank(0), dataclasses.replace(rank(1), stopped=True)]
     shown = table.render(ranks, [share(comm=1.0), share(comm=1.0)], "sampled", 10)
-    assert "rank 1 is stopped by a signal or a debugger: `kill -CONT 101` lets it go on" in shown
+    assert "rank 1 is stopped by a signal: `kill -CONT 101` lets it go on" in shown
     assert "no rank stands out" not in shown
 
 
@@ -327,6 +327,23 @@ def test_ranks_below_a_launcher_are_looked_into(tmp_path: Path, pids: list[int],
         target.by_pid(40, tmp_path)
     with pytest.raises(UsageError, match="--pid 52: hindmost's own collector; give the PID of a rank"):
         target.by_pid(52, tmp_path)
+
+
+@pytest.mark.parametrize(("tracer", "who"), [(4711, "process 4711"), (0, "a process that is not seen from here")])
+def test_a_debugger_that_holds_a_rank_is_named(tmp_path: Path, tracer: int, who: str) -> None:
+    """SIGCONT lets no such rank go on."""
+    for name, content in {
+        "stat": "7 (a) t 1 0 0",
+        "environ": "",
+        "cmdline": "x",
+        "maps": "/usr/lib/libmpi.so.40",
+    }.items():
+        (tmp_path / "7").mkdir(exist_ok=True)
+        (tmp_path / "7" / name).write_text(content)
+    (tmp_path / "7/status").write_text(f"Name:\tx\nTracerPid:\t{tracer}\n")
+    (found,) = target.by_pid(7, tmp_path)
+    assert found.stopped
+    assert found.stop() == f"process 7 is stopped by a debugger, {who}: detach the debugger"
 
 
 def test_what_a_rank_waits_in_is_read_from_its_rings(tmp_path: Path) -> None:

@@ -33,7 +33,8 @@ MPI, COMPILED = re.compile(r"/lib\w*mpi\w*\.so"), -1
 @dataclass(frozen=True)
 class Target:
     """A running Python process, or a compiled program with MPI. ``rank`` is -1 where no launcher named one; ``minor``:
-    its Python's version, 3.minor, or :data:`COMPILED`; ``stopped``: by a signal or a debugger, when it was found."""
+    its Python's version, 3.minor, or :data:`COMPILED`; ``stopped``: by a signal or a debugger, when it was found;
+    ``tracer``: the debugger's pid, 0 where that is not known."""
 
     pid: int
     rank: int
@@ -42,11 +43,15 @@ class Target:
     executable: str
     minor: int
     stopped: bool = False
+    tracer: int | None = None
 
     def stop(self) -> str:
         """That it is stopped, and what lets it go on."""
         who = f"rank {self.rank}" if self.rank >= 0 else f"process {self.pid}"
-        return f"{who} is stopped by a signal or a debugger: `kill -CONT {self.pid}` lets it go on"
+        if self.tracer is None:
+            return f"{who} is stopped by a signal: `kill -CONT {self.pid}` lets it go on"
+        where = f"process {self.tracer}" if self.tracer else "a process that is not seen from here"
+        return f"{who} is stopped by a debugger, {where}: detach the debugger"
 
 
 def by_pid(pid: int, proc: Path = Path("/proc")) -> list[Target]:
@@ -187,7 +192,7 @@ def _describe(folder: Path, environ: Mapping[str, str]) -> Target | None:
     minor = _python(folder)
     if minor is None:
         return None
-    argv = _argv(folder)
+    argv, state = _argv(folder), _stat(folder)[0]
     found = identity.find({**environ, "HINDMOST_JOB_ID": "attach", "HINDMOST_LAUNCHER": "mpirun"}, argv)
     return Target(
         pid=int(folder.name),
@@ -196,8 +201,17 @@ def _describe(folder: Path, environ: Mapping[str, str]) -> Target | None:
         command=" ".join(argv[1:]),
         executable=str((folder / "exe").resolve()),
         minor=minor,
-        stopped=_stat(folder)[0] in "Tt",
+        stopped=state in "Tt",
+        tracer=_tracer(folder) if state == "t" else None,
     )
+
+
+def _tracer(folder: Path) -> int:
+    """The debugger's pid; 0 where that is not known."""
+    with contextlib.suppress(OSError):
+        found = re.search(r"^TracerPid:\s*(\d+)", (folder / "status").read_text(), re.MULTILINE)
+        return int(found[1]) if found else 0
+    return 0
 
 
 def _python(folder: Path) -> int | None:
