@@ -327,6 +327,7 @@ class Shipper:
                 log.exception("unexpected error of the stream; trying again")
             finally:
                 self._counts.connected = False
+                self.short_columns = False  # the next collector may be older, or a relay to an older one
             attempt = 0 if self._monotonic_ns() - started_ns > 10e9 else attempt + 1
             attempt = max(attempt, GONE_ATTEMPTS if self._it_goes else 0)
             await asyncio.sleep(self.delay_s(attempt))

@@ -31,7 +31,7 @@ class Collector:
 
     def __init__(self) -> None:
         self.durable = 0
-        self.acknowledges = True
+        self.acknowledges, self.short_columns = True, False
         self.messages: list[wire.AgentMessage] = []
         self.streams: list[Any] = []
         self.port = 0
@@ -43,7 +43,8 @@ class Collector:
             self.messages.append(one)
             kind = one.WhichOneof("body")
             if kind == "hello":
-                yield wire.CollectorMessage(welcome=wire.Welcome(protocol=1, durable_sequence=self.durable))
+                welcome = wire.Welcome(protocol=1, durable_sequence=self.durable, short_columns=self.short_columns)
+                yield wire.CollectorMessage(welcome=welcome)
             elif kind == "batch" and self.acknowledges:
                 self.durable = one.batch.sequence
                 yield wire.CollectorMessage(ack=wire.Ack(durable_sequence=self.durable))
@@ -163,6 +164,16 @@ async def test_a_collector_that_comes_back_gets_what_it_has_not(spool: Spool) ->
             await until(lambda: spool.ledger.delivered == 60)
             assert again.sequences() == [3, 4, 5, 6]
             assert link.counts.connects == 2
+
+
+async def test_columns_are_short_only_for_a_collector_that_is_there(spool: Spool) -> None:
+    """What is spooled meanwhile may go to an older one, which reads only whole columns."""
+    async with listening(Collector()) as collector:
+        collector.short_columns = True
+        async with shipping(spool, collector.port) as link:
+            await until(lambda: link.shipper.short_columns)
+            await collector.stop()
+            await until(lambda: not link.shipper.short_columns)
 
 
 async def test_a_goodbye_comes_after_the_last_batch(spool: Spool) -> None:
