@@ -167,8 +167,9 @@ DRAIN_NS = 2 * NS
 MPI_RATE = 100_000.0
 #: How fast a ring fills is measured over so long at least, and counts half after so long.
 SHORT_NS, HALVED_NS = NS // 20, 60 * NS
-#: How much of a ring is to be free when it is looked at again; less where no rank has written for so long.
-RESERVE, IDLE_RESERVE, IDLE_NS = 0.4, 0.25, 2 * NS
+#: How much of a ring is to be free when it is looked at again, as an agent may be late by 0.4 s where ranks fill all
+#: cores; less where no rank has written for so long.
+RESERVE, IDLE_RESERVE, IDLE_NS = 0.62, 0.25, 2 * NS
 #: Which GPU a rank uses is said once, by its probe or by the driver.
 GPU_NS = 5 * NS
 #: A ring file is under construction for an instant; one that cannot be opened this many times is reported.
