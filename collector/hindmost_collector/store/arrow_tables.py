@@ -166,7 +166,7 @@ def _long_runs(parts: Sequence[Table], owner: str, when: str) -> Array | None:
     or where rows of a run belong between those of another."""
     found = [_runs(part[owner], part[when]) for part in parts]
     begin, end = map(np.concatenate, zip(*found, strict=True))
-    if (end - begin).sum() < LONG_RUN * len(begin):
+    if (end - begin).sum() <= LONG_RUN * len(begin):
         return None
     keys = [(one[owner][at], one[when][at], one[when][to - 1]) for one, (at, to) in zip(parts, found, strict=True)]
     order = _disjoint(*map(np.concatenate, zip(*keys, strict=True)))

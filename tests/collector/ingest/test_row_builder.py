@@ -196,6 +196,13 @@ def test_rows_are_stored_whichever_way_they_were_held(forwards):
     assert stored["start_ns"].to_pylist() == [one + 5 for one in range(ROWS)] * 2
 
 
+def test_parts_without_rows_are_a_table_without_rows():
+    """As of a flush in which every block of a kind was empty."""
+    empty = [Chunk({"steps": {name: column[:0] for name, column in chunk(2).coded["steps"].items()}}, {}, [], [])] * 2
+    [stored] = arrow_tables({"j": empty}, Words(), Definitions())["j", "steps"]
+    assert stored.num_rows == 0
+
+
 def test_words_of_one_code_are_one_word():
     """A column of one word is read as that word in every row."""
     words = Words()
