@@ -243,6 +243,7 @@ class Watch:
         await self._end_of(job)
         self.ended(job)
         self._looked.pop(job.id, None)
+        self._watched.pop(job.id, None)
         self._waits_for_stacks.discard(job.id)
         self._failing.discard(job.id)
         self._judging.forget(job.id)

@@ -37,6 +37,7 @@ async def test_jobs_are_sealed_one_at_a_time_while_others_are_judged():
     }
     collector = SimpleNamespace(jobs=jobs, outlets=(), options=Options(), clock=SimpleNamespace(now=lambda: 10**12))
     watch = Watch(collector, SimpleNamespace(forget=forgotten.append), end)
+    watch._watched = dict.fromkeys(jobs, ((0, 0), False))
     for _ in range(3):
         watch.seal_finished()
         await asyncio.sleep(0)
@@ -47,6 +48,7 @@ async def test_jobs_are_sealed_one_at_a_time_while_others_are_judged():
         await asyncio.sleep(0)
     assert (meanwhile, list(jobs)) == (["a"], ["c"])
     assert begun == forgotten == ["a", "b"]
+    assert list(watch._watched) == ["c"]
     judging = Judging(cpu=iter((0.0, 500.0)).__next__)
     judging.judge = lambda run: "judged"
     assert judging.at_the_end(lambda: "all of it") == ("all of it", "judged")
