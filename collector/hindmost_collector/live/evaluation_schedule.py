@@ -206,8 +206,8 @@ OF_LOOKS = 0.15
 AIMED = 0.4
 #: A verdict is at most this many seconds old.
 EVERY_S = 2.0
-#: In a job of more ranks than this, incremental evaluations take at most such a share of a core, and come up to so many
-#: seconds apart: agents of large jobs report no more often.
+#: In a job of more ranks than this, incremental evaluations come so far apart that they take such a share of a core,
+#: but at most so many seconds, as agents of large jobs report: one of more than 80 ms takes a larger share.
 MANY_RANKS, OF_A_LARGE_JOB, APART_S = 1024, 0.02, float(MOST_S)
 #: Full evaluations allowed ahead of the budget, whatever each takes: one for the first news, one for more of it, one
 #: for agents' answers. The second number counts where an earlier one was in vain.
