@@ -26,6 +26,10 @@ from hindmost_agent.delivery.spool import Spool
 from hindmost_cli import main
 from hindmost_collector.components import Components
 from hindmost_collector.ingest.chunk import finish
+from hindmost_collector.ingest.clock import NodeClock
+from hindmost_collector.ingest.decode import Decoder
+from hindmost_collector.ingest.definitions import Definitions
+from hindmost_collector.ingest.packed_fields import SHORT_COLUMNS, packed
 from hindmost_collector.ingest.session import Outbox
 from hindmost_collector.live.jobs import LiveJob
 from hindmost_collector.options import resolve, resolve_thresholds
@@ -170,6 +174,26 @@ async def _ingested(coded: list[bytes], only_job: str) -> None:
             assert len(job.snapshot(words)().steps["rank"]) == rows
         outbox.drain()
     assert ingest.counts["set_aside"] == 0
+
+
+#: Bytes of a column of 64 or 65 calls: none, one value for all, half as many for each, whole, and no such length.
+LENGTHS = st.sampled_from([0, 1, 7, 8, 9, 255, 256, 257, 264, 511, 512, 513, 520])
+
+
+@given(st.sampled_from([64, 65]), st.tuples(*[LENGTHS] * len(SHORT_COLUMNS)))
+@FIXED
+def test_columns_of_many_calls(count: int, lengths: tuple[int, ...]) -> None:
+    """A block with a column of a length that no agent sends is left out; of others there are all calls."""
+    calls = {name: list(range(count)) for name in ("seq", "start_ns")}
+    batch = packed(wire.Batch(collectives=[wire.CollectiveBlock(rank=1, op_names=["x"], op=[0] * count, **calls)]))
+    for name, length in zip(SHORT_COLUMNS, lengths, strict=True):
+        setattr(batch.collectives[0], name, b"\xff" * length)
+    decoder, clock = Decoder(definitions := Definitions()), NodeClock(0, 0)
+    definitions.learn(wire.Definitions(ranks=[wire.Rank(ref=1, job_id="j", node="n0")]), decoder.job, clock)
+    decoder.add(batch, "n0", "j", clock)
+    known = {0, 8, (count + 1) // 2 * 8, count * 8}.issuperset(lengths)
+    columns = finish(decoder.take()["j"]).coded.get("collectives", {})
+    assert {len(column) for column in columns.values()} == ({count} if known else set())
 
 
 @cache
