@@ -36,9 +36,12 @@ from hindmost_judge.verdict.wording import STALL, START_UP, attach, names, nodes
 
 def _of_hang(stop: Hang, run: Run, blocks: Blocks | None) -> Verdict:
     seconds = _stopped_meanwhile(stop, run)
-    if seconds and not stop.ranks and not stop.unproven:  # stopped inside the operation, which all members entered
-        ranks = tuple(sorted(seconds))
-        stop = replace(stop, ranks=ranks, victims=tuple(rank for rank in stop.victims if rank not in seconds))
+    if stop.deadlock or not (stop.ranks or stop.unproven):
+        # A rank that was stopped inside an operation which all members entered, or in a circle of waits, is waited for.
+        halted = seconds.keys() & {*stop.ranks} if stop.deadlock else seconds.keys()
+        if halted:
+            victims = tuple(sorted({*stop.ranks, *stop.victims} - halted))
+            stop = replace(stop, ranks=tuple(sorted(halted)), victims=victims, deadlock=False)
     cause = "stopped" if stop.ranks and seconds.keys() >= set(stop.ranks) else "unknown"
     verdict = Verdict(
         kind=stop.kind,

@@ -13,6 +13,7 @@ from hindmost_judge.judge import judge
 from hindmost_judge.model import Run
 from hindmost_judge.verdict.schema import Verdict
 
+from tests.judge.detect.test_hang_in_messages import standing
 from tests.scenarios.loads import Load, hang, make
 
 SECOND = 10**9
@@ -72,6 +73,29 @@ def test_ranks_that_are_in_the_next_operation_wait_for_the_one_stopped_in_the_la
     (verdict,) = judge(sampled(run, {2: range(WAIT + 1, WAIT + 31)}, range(WAIT - 20, WAIT + 31))).verdicts
     assert (verdict.ranks, verdict.victims) == ((2,), (0, 1, 3))
     assert verdict.evidence[0].endswith("; 3 ranks wait in all_reduce")
+
+
+@pytest.mark.parametrize("at_work", [True, False])
+def test_ranks_that_wait_for_a_stopped_one_in_a_circle_are_no_deadlock(at_work: bool) -> None:
+    """Rank 1 was stopped in a send to rank 0, which sends to it: it goes on once it may."""
+    run = standing((0, "send", 1, True), (1, "send", 0, True), (2, "recv", 0, False), in_collective=(3,))
+    began = int(run.in_flight["start_ns"][0]) / SECOND
+    times = [began + second for second in range(-5, 31)]
+    run = replace(run, job=replace(run.job, ended_ns=None if at_work else int(times[-1] * SECOND)))
+    (verdict, *_) = judge(sampled(run, {1: times[6:]}, times)).verdicts
+    assert (verdict.kind, verdict.cause, verdict.ranks, verdict.victims) == ("hang", "stopped", (1,), (0, 2, 3))
+    assert verdict.evidence[0].startswith(
+        "rank 1 was stopped (SIGSTOP, or a debugger) for at least 29.0 s; 3 ranks wait"
+    )
+    assert "send before it receives" not in " ".join(verdict.advice)
+
+
+def test_a_rank_that_waits_for_a_deadlock_does_not_end_it_by_going_on() -> None:
+    """Of ranks that are stopped only those in the circle hold it up."""
+    run = standing((0, "send", 1, True), (1, "send", 0, True), (2, "recv", 0, False), in_collective=(3,))
+    times = [int(run.in_flight["start_ns"][0]) / SECOND + second for second in range(31)]
+    verdict = judge(sampled(run, {2: times}, times)).verdicts[0]
+    assert (verdict.cause, verdict.ranks) == ("deadlock", (0, 1))
 
 
 def test_where_all_ranks_are_stopped_the_network_is_not_suspected() -> None:
