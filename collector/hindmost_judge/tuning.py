@@ -80,8 +80,8 @@ WRITES = 4096.0
 #: The mean rank of a compiled program works this much less than the longest, whose memory or messages are so much more
 #: than the others'.
 UNEVEN, MORE = 0.10, 1.10
-#: No CPU is so many times slower than half of the others that do as much. How sure it is that work is uneven.
-SLOWEST, _SURE_OF_DOMAINS = 3.0, 0.9
+#: How sure it is that work is uneven.
+_SURE_OF_DOMAINS = 0.9
 #: PCIe's bytes a second of one lane by generation, and the share of it that copies from pinned memory reach.
 LANE, PINNED = {3: 0.985e9, 4: 1.97e9, 5: 3.94e9, 6: 7.56e9}, 0.60
 
@@ -386,19 +386,28 @@ def _numa_nodes(facts: Facts) -> dict[int, tuple[frozenset[int], frozenset[int]]
 
 
 def _far_memory(facts: Facts) -> Advice | None:
-    """Ranks that may have no memory of the NUMA node on which they run."""
-    nodes = _numa_nodes(facts)
-    far = {rank: (min(near), min(memory)) for rank, (near, memory) in nodes.items() if near and memory - near == memory}
+    """Ranks that may have no memory of the NUMA node on which they run, with those nodes."""
+    far: dict[tuple[int, int], list[int]] = {}
+    for rank, (near, memory) in _numa_nodes(facts).items():
+        if near and memory and near.isdisjoint(memory):
+            far.setdefault((min(near), min(memory)), []).append(rank)
     if not far:
         return None
-    near, memory = far[min(far)]
+    found = [
+        f"{names(ranks)} may run on CPUs of NUMA node {cpus} and have memory of node {memory}"
+        for (cpus, memory), ranks in far.items()
+    ]
+    do = [
+        f"for {names(ranks)}: `numactl --cpunodebind={memory} --membind={memory}`, or node {cpus} in `cpuset.mems`"
+        for (cpus, memory), ranks in far.items()
+    ]
     return Advice(
         "NUMA-remote memory",
-        f"{names([*far])} may run on CPUs of NUMA node {near} and have memory of node {memory}",
+        "; ".join(found),
         "a set of NUMA nodes for memory without those of the CPUs",
-        f"`numactl --cpunodebind={memory} --membind={memory}`, or node {near} in their `cpuset.mems`",
+        "; ".join(do),
         1.0,
-        ranks=tuple(far),
+        ranks=tuple(sorted(rank for ranks in far.values() for rank in ranks)),
     )
 
 
@@ -712,12 +721,8 @@ def _storage(facts: Facts) -> Advice | None:
 
 
 def with_domains(found: Sequence[Verdict], run: Run, seen: Overview | None, *, stalled: bool) -> list[Verdict]:
-    """The verdicts, with that on an uneven domain for those in doubt, and for stalls of its ranks all along; with
-    advice on it where these are slow all along. Both, where they cost no more than twice as much.
-
-    Such a rank may have a slow CPU, too. One with more work that it does before some exchanges is late in these: it
-    does not stall.
-    """
+    """The verdicts, with that on an uneven domain for those in doubt; with advice on it first where its ranks are
+    late all along, and this costs no more than twice as much. Such a rank may have a slow CPU, too."""
 
     def may_be_uneven(one: Verdict) -> bool:
         if one.kind == "balanced":
@@ -734,7 +739,7 @@ def with_domains(found: Sequence[Verdict], run: Run, seen: Overview | None, *, s
         another = one.kind in LATE and not set(one.ranks) <= set(uneven.ranks)
         if not may_be_uneven(one) or another or (one.cost_ratio or 0.0) > 2 * uneven.share:
             return one
-        if one.kind == "straggler":
+        if one.ranks:
             return replace(one, advice=(f"{uneven.set} ({uneven.found})", *one.advice))
         return Verdict(
             "uneven_workload",
@@ -760,21 +765,20 @@ def _domains(facts: Facts) -> Advice | None:
     if np.isnan(own).all():
         return None
     work = median(own, axis=1)  # what it saves now and then is no domain
-    longest, mean = float(np.nanmax(work)), float(np.nanmean(work))
-    rank = int(facts.seen.ranks[int(np.nanargmax(work))])
+    row = int(np.nanargmax(work))
+    longest, mean, rank = float(work[row]), float(np.nanmean(work)), int(facts.seen.ranks[row])
     shown, spread = _more_of(facts, rank), longest - mean
-    others = float(median(np.delete(work, np.nanargmax(work))))
-    if spread < UNEVEN * longest or not (shown or longest >= SLOWEST * others) or not facts.step > 0:
+    if spread < UNEVEN * longest or not shown or not facts.step > 0:
         return None
-    has = f", and has {shown}" if shown else f", half of the others at most {ms(others)}"
+    saved = min(spread, float(np.nanmean(own[row]) - np.nanmean(own))) / facts.step  # of the mean step, as that is
     return Advice(
         "uneven domains",
-        f"rank {rank} works {ms(longest)} of the step, the mean rank {ms(mean)}{has}; spread evenly, a"
-        f" step is {percent(spread / facts.step)} shorter",
+        f"rank {rank} works {ms(longest)} of the step, the mean rank {ms(mean)}, and has {shown}; spread evenly, a"
+        f" step is {percent(saved)} shorter",
         f"the mean rank works {percent(UNEVEN)} less than the longest, which has {MORE:.1f} times the others' memory,"
-        f" calls or bytes, or works {SLOWEST:.0f} times as long as half of the others",
+        " calls or bytes",
         "divide the domain by work: the program's load balancer (LAMMPS `fix balance`), another process grid",
-        spread / facts.step,
+        saved,
         ranks=tuple(facts.seen.ranks[work >= mean + spread / 2].tolist()),
     )
 
