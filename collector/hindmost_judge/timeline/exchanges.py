@@ -19,7 +19,7 @@ import numpy as np
 
 from hindmost_judge import encoding
 from hindmost_judge.model import ERROR, GPU_TIME, NONBLOCKING, UNMEASURED, Run, Table
-from hindmost_judge.stats.robust import median
+from hindmost_judge.stats.robust import lower_median, median
 from hindmost_judge.timeline import steps
 from hindmost_judge.timeline.collective_calls import EXCHANGE, OWN, WAIT, messages, sums
 from hindmost_judge.timeline.messages import have_peers, job_ranks
@@ -254,7 +254,7 @@ def _in_whole_steps(found: dict[int, _Steps], table: Table) -> dict[int, _Steps]
     if len({len(one.began) for one in found.values()}) > 1:
         return found
     own = np.array([np.bincount(one.number, table["self_ns"][one.call]) for one in found.values()])
-    times, first = steps.cycle(median(own, axis=0))
+    times, first = steps.cycle(lower_median(own, axis=0))
     return {rank: one.in_steps_of(times, first) for rank, one in found.items()} if times > 1 else found
 
 

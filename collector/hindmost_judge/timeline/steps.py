@@ -319,20 +319,22 @@ _AT_ITS_PLACE, _WITHOUT_STALLS, _UNLIKE = 0.5, 95, 0.2
 
 
 def cycle(computed: Floats, most: int = _MOST_IN_A_ROW) -> tuple[int, int]:
-    """How many repetitions make a step, by what is ``computed`` before each [S], and which is the first of one."""
+    """How many repetitions make a step, by what is ``computed`` before each [S], and which is the first of one.
+
+    Where all places but one are alike, that one has a save or a check in addition, unless it has most of the computing.
+    """
 
     def scatter(levels: Floats) -> float:
         apart = np.abs(computed[: len(levels)] - levels)
         return float(np.minimum(apart, np.percentile(apart, _WITHOUT_STALLS)).mean())
 
-    typical = float(median(computed))
-    most = (
-        min(most, len(computed) // _LEAST_STEPS) if scatter(np.full(len(computed), typical)) > _UNLIKE * typical else 1
-    )
-    for times in range(2, most + 1):
+    typical = float(median(computed)) if len(computed) else 0.0
+    for times in range(2, min(most, len(computed) // _LEAST_STEPS) + 1):
         whole = len(computed) // times * times
         place = median(computed[:whole].reshape(-1, times), axis=0)
-        if scatter(np.tile(place, whole // times)) < _AT_ITS_PLACE * scatter(np.full(whole, typical)):
+        alike, rest = scatter(np.full(whole, typical)), np.sort(place)[:-1]
+        added = times > 2 and np.ptp(rest) <= _UNLIKE * typical and place.max() < _BEYOND * rest.sum()
+        if alike > _UNLIKE * typical and scatter(np.tile(place, whole // times)) < _AT_ITS_PLACE * alike and not added:
             return times, int(np.argmax(place))
     return 1, 0
 

@@ -411,11 +411,23 @@ def test_an_even_job_of_two_in_a_row_is_balanced() -> None:
         ((3.0, 1.0, 2.0), (3, 0)),
         ((1.0, 1.05), (1, 0)),
         ((2.0,) * 9 + (0.5,), (1, 0)),
+        ((1.0,) * 9 + (11.0,), (1, 0)),
+        ((1.0,) * 9 + (40.0,), (10, 9)),
+        ((), (1, 0)),
     ],
-    ids=["alike", "two", "three", "less than noise", "nearly all alike"],
+    ids=[
+        "alike",
+        "two",
+        "three",
+        "less than noise",
+        "nearly all alike",
+        "a save of each tenth",
+        "one computes",
+        "none",
+    ],
 )
 def test_repetitions_with_unequal_work_are_parts_of_a_step(parts: tuple[float, ...], found: tuple[int, int]) -> None:
     """A program exchanges several times in a step, and computes now more and now less before. Stalls are no part."""
-    computed = np.resize(parts, 180) + np.random.default_rng(1).normal(0, 0.1, 180)
+    computed = np.resize(parts, 180 * bool(parts)) + np.random.default_rng(1).normal(0, 0.1, 180 * bool(parts))
     computed[::47] += 20.0
     assert cycle(computed) == found
