@@ -199,11 +199,11 @@ def too_little(run: Run, blocks: Blocks | None, settings: Settings) -> Verdict:
     """Too little was seen; what is missing, and how to get it."""
     ranks = len(blocks.ranks) if blocks is not None else rows(run.ranks)
     count = len(blocks.steps) if blocks is not None else 0
-    if blocks is None and (unpatterned := _patternless(run, settings)) is not None:
-        return unpatterned
     if run.job.exit_code and ranks:
         evidence, advice = _ended_early(run, count + (blocks.warmup if blocks is not None else 0))
         return insufficient(evidence, advice=advice)
+    if blocks is None and (unpatterned := _patternless(run, settings)) is not None:
+        return unpatterned
     if ranks == 0 and run.job.source == Job.source:
         seen, advice = _none_seen(run.job)
         return insufficient(*seen, advice=advice)

@@ -257,6 +257,14 @@ def test_collectives_without_a_pattern_tell_who_came_last_and_name_no_rank() -> 
     assert verdict.evidence[1].startswith("rank 2 is last in ")
 
 
+def test_a_job_without_a_pattern_that_failed_says_that_it_failed() -> None:
+    """What ended it is worth more than what repeats in it."""
+    run = without_steps(simulate(Scenario(4, 60)).run, pattern=False)
+    (verdict,) = judge(dataclasses.replace(run, job=dataclasses.replace(run.job, exit_code=1))).verdicts
+    assert "before the job failed" in verdict.evidence[0]
+    assert verdict.advice == ("read the job's own output",)
+
+
 def test_no_rank_came_last_where_that_was_now_one_and_now_another() -> None:
     """An even job without a pattern has no such sentence."""
     (verdict,) = judge(without_steps(simulate(Scenario(8, 60)).run, pattern=False)).verdicts
