@@ -11,14 +11,14 @@ from typing import NamedTuple
 import numpy as np
 
 from hindmost_judge import communication, detect, overview, tuning, usage
-from hindmost_judge.blocks import Blocks, Sharing, Slowdown
+from hindmost_judge.blocks import Blocks, Sharing, Slowdown, Stalls
 from hindmost_judge.causes import cpu_sharing, launch_bound, loading, stopped, telemetry
 from hindmost_judge.detect import hang, host_work, intermittent, slow_link, straggler, uneven
 from hindmost_judge.encoding import chosen
 from hindmost_judge.graph import host_paced
 from hindmost_judge.model import RUNNING, Run, Table, rows
 from hindmost_judge.settings import DEFAULT, Settings
-from hindmost_judge.stats.robust import median, percentile
+from hindmost_judge.stats.robust import average, median, percentile
 from hindmost_judge.timeline import build_blocks, phases
 from hindmost_judge.timeline.separate_jobs import (
     MembershipChange,
@@ -42,7 +42,7 @@ from hindmost_judge.verdict import (
     wording,
 )
 from hindmost_judge.verdict.intermittent import cause_of, of_stalls
-from hindmost_judge.verdict.schema import LATE, QUIET, STOPS, Report, Verdict
+from hindmost_judge.verdict.schema import LATE, QUIET, STOPS, UNSURE, Report, Verdict
 from hindmost_judge.verdict.slow_ranks import of_links, of_slowdowns
 from hindmost_judge.verdict.stops import of_mismatch, of_parted
 from hindmost_judge.verdict.whole_job import balanced, may_be_slow, saving_note, step_limit
@@ -103,7 +103,7 @@ def _of_those_that_meet(run: Run, settings: Settings) -> Report:
         uninterrupted = (
             None if blocks is None else stops.without_ended_stalls(waste.without_planned(blocks, aside), stalls)
         )
-        found.append(_nothing(run, uninterrupted, settings))
+        found.append(_despite_pauses(_nothing(run, uninterrupted, settings), aside, blocks))
     found = tuning.with_domains(found, run, seen, stalled=bool(stalls))
     found = stops.with_ended_stalls(missing_ranks.with_missing_ranks(found, run, blocks), stalls, run)
     slower = all_slower.find_slowed(blocks, found) if blocks is not None and stop is None else None
@@ -337,19 +337,24 @@ def _late(blocks: Blocks, settings: Settings, shared: Sharing | None) -> _Late:
     stalling = intermittent.other_stalls(slowdowns, stalls, settings)  # reported as stalls, not as persistent
     late = {slowdown.row for slowdown in slowdowns if slowdown.row not in stalling or slowdown.row in named}
     stalls = [stall for stall in stalls if late.isdisjoint(stall.rows)]
+    own, served = _served(stalls, blocks, settings)
     if shared is not None:
-        found, more = oversubscribed.on_shared_cpus(shared, found, stalls, blocks, settings)
-        return _Late(found, [*notes, *more])
+        found, more = oversubscribed.on_shared_cpus(shared, found, own, blocks, settings)
+        return _Late(found, [*notes, *more], (), served)
     asking = oversubscribed.asking_most(blocks, settings) if not found else []
     if asking:
         found = [*asking, *oversubscribed.other_stalls(asking, stalls, blocks, settings)]
         return _Late(found, notes, by_chance)
     named_slowdowns = [slowdown for slowdown in slowdowns if slowdown.row in named]
+    found += of_stalls(own, blocks, settings, slowdowns=named_slowdowns)
+    return _Late(found, notes, by_chance, served)
+
+
+def _served(stalls: list[Stalls], blocks: Blocks, settings: Settings) -> tuple[list[Stalls], list[waste.Planned]]:
+    """The stalls that are no work for the others, by their causes, and what is."""
     halted = set(stopped.stopped_rows(blocks))
     causes = ["stopped" if halted & {*one.rows} else cause_of(blocks, one, stalls, settings).cause for one in stalls]
-    stalls, served = waste.served(stalls, causes, blocks, settings)
-    found += of_stalls(stalls, blocks, settings, slowdowns=named_slowdowns)
-    return _Late(found, notes, by_chance, served)
+    return waste.served(stalls, causes, blocks, settings)
 
 
 #: A host stalls in a smaller share of the steps than this; in more of them it only varies, as hosts do.
@@ -363,8 +368,8 @@ def _by_work(blocks: Blocks, settings: Settings) -> _Late:
     named = {slowdown.row for slowdown in slowdowns}
     most = _RARE * len(blocks.steps)
     stalls = [one for one in intermittent.find(blocks, settings, slowdowns) if named.isdisjoint(one.rows)]
-    stalls = [stall for stall in stalls if len(stall.stalled) <= most]
-    return _Late([*found, *of_stalls(stalls, blocks, settings, slowdowns=slowdowns)], notes)
+    stalls, served = _served([stall for stall in stalls if len(stall.stalled) <= most], blocks, settings)
+    return _Late([*found, *of_stalls(stalls, blocks, settings, slowdowns=slowdowns)], notes, (), served)
 
 
 def _uncounted(
@@ -439,6 +444,17 @@ def _cpu_use(run: Run, blocks: Blocks | None) -> dict[str, usage.CpuUse]:
     metrics, span = telemetry.Metrics.of(run), usage.of_steps(run, blocks)
     of_steps = usage.cpu_use(metrics.during(*span)) if span is not None else {}
     return of_steps or usage.cpu_use(metrics)
+
+
+def _despite_pauses(verdict: Verdict, planned: Sequence[waste.Planned], blocks: Blocks | None) -> Verdict:
+    """A verdict that clears all ranks, in doubt where they wait much for what only looks planned: it may be a fault."""
+    if blocks is None or verdict.kind != "balanced":
+        return verdict
+    much = wording.DEAR * average(blocks.period) / 1e6
+    pauses = [one.note.partition(". ")[0] for one in planned if not one.seen and one.ms_per_step >= much]
+    if not pauses:
+        return verdict
+    return replace(verdict, confidence=UNSURE, evidence=(*pauses, *verdict.evidence), advice=wording.TELLING)
 
 
 def _nothing(run: Run, blocks: Blocks | None, settings: Settings) -> Verdict:

@@ -114,6 +114,9 @@ def _large(blocks: Blocks, delay: Floats, settings: Settings) -> list[Stalls]:
 #: Stalls of one disturbance follow each other within so many steps. Of jobs with random ones so large a share has as
 #: many as large on one rank.
 _ONE_DISTURBANCE, _ACCIDENT = 8, 0.005
+#: Of jobs with so many random stalls, whatever their sizes, all hit one rank in this share: two of 16 ranks, three of
+#: four. Where no other rank was ever late by a fourth of them, less often is enough: three of eight, four of four.
+_ALL_OF_ONE, _FAR, _ALL_FAR_OF_ONE = 1 / 16, 4.0, 1 / 62.5
 #: How sure it is that a rank was waited for that stalled as no other did.
 _SURE_OF_EVENTS = 0.9
 
@@ -123,22 +126,27 @@ def _long_stalls(blocks: Blocks, delay: Floats, reported: set[int]) -> list[Stal
 
     Every other rank waited for it: that is an event, whatever noise there is. Random ones follow a Pareto distribution
     of index 1, as hiccups do: each rank has c / x of them longer than x, and c follows from the ``longest`` of the
-    R - 1 others. Then a rank has n with the chance (longest / (longest + (R - 1) x))^n. So few say nothing of the next.
-    Ranks whose stalls are ``reported`` are none of these.
+    R - 1 others. Then a rank has n with the chance (longest / (longest + (R - 1) x))^n. Where others have none, that
+    says nothing: n of any size are all of one rank with the chance R^(1 - n). So few say nothing of the next. Ranks
+    whose stalls are ``reported`` are none of these.
     """
     *_, second, row = [-1, -1, *sorted(set(range(len(delay))) - reported, key=lambda one: float(delay[one].max()))]
     if second < 0:
         return []
-    longest, others = max(float(delay[second].max()), blocks.step_ns), len(delay) - len(reported) - 1
+    late, others = float(delay[second].max()), len(delay) - len(reported) - 1
+    longest = max(late, blocks.step_ns)
     steps = np.flatnonzero(delay[row] >= longest)
     firsts = np.flatnonzero(np.diff(steps, prepend=-_ONE_DISTURBANCE) >= _ONE_DISTURBANCE)
     if len(firsts) <= 1:
         return []
     sizes = np.sort(np.maximum.reduceat(delay[row, steps], firsts))[-2::-1]  # the shortest of two, of three …
-    chance = (others + 1) * (longest / (longest + others * sizes)) ** np.arange(2, len(sizes) + 2)
-    if chance.min() > _ACCIDENT:
+    count = np.arange(2, len(sizes) + 2)
+    chance = (others + 1) * (longest / (longest + others * sizes)) ** count
+    alone = (others + 1.0) ** (1 - count)
+    sure = ((chance <= _ACCIDENT) & (alone <= _ALL_OF_ONE)) | ((sizes >= _FAR * late) & (alone <= _ALL_FAR_OF_ONE))
+    if not sure.any():
         return []
-    steps = steps[delay[row, steps] >= _ALIKE * sizes[np.argmin(chance)]]
+    steps = steps[delay[row, steps] >= _ALIKE * sizes[np.flatnonzero(sure)[-1]]]
     return [Stalls((row,), steps, float(median(delay[row, steps])), 1.0, explained_share=_SURE_OF_EVENTS)]
 
 

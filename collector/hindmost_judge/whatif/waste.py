@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from hindmost_judge import overview
 from hindmost_judge.blocks import Blocks, Stalls
 from hindmost_judge.encoding import is_constant
 from hindmost_judge.model import AMOUNTS, OTHER, PHASES, Run, Table, rows
@@ -192,23 +193,26 @@ _MOST_PLANNED = 0.25
 
 
 class _Words(NamedTuple):
-    """What one rank does, what several do, how the others would wait less for it, and the cause that waste has then."""
+    """What one rank does, what several do, how the others would wait less for it, and the cause that waste has then;
+    whether it was ``seen``, or only looks like that."""
 
     one: str
     several: str
     remedy: str
     cause: str | None = None
+    seen: bool = True
 
 
 class Planned(NamedTuple):
     """What the others wait for these ranks by the script's doing, ms of the mean step; ``cause`` is also its phase,
-    ``note`` the sentence on it, ``steps`` the indices of those that it makes longer."""
+    ``note`` the sentence on it, ``steps`` the indices of those that it makes longer; ``seen`` is as of its words."""
 
     ranks: tuple[int, ...]
     ms_per_step: float
     cause: str | None
     note: str
     steps: Ints
+    seen: bool
 
 
 _WRITES = _Words("writes checkpoints", "write checkpoints", wording.SAVING, "checkpoint")
@@ -220,6 +224,7 @@ _PAUSES = _Words(
     "pauses (at regular intervals, as for checkpoints)",
     "pause (at regular intervals, as for checkpoints)",
     wording.SAVING,
+    seen=False,
 )
 
 
@@ -268,8 +273,11 @@ def _planned(
     saved = float(stall_saving(blocks, indices.tolist(), steps).mean())
     if saved < settings.min_cost * blocks.step_ns:
         return None
-    note = _note(blocks, indices, saved, due, words)
-    return Planned(tuple(blocks.ranks[indices].tolist()), saved / 1e6, words.cause, note, steps)
+    note, written = _note(blocks, indices, saved, due, words), overview.saves(blocks.parts)
+    seen = words.seen or (
+        written is not None and or_zero(written[np.ix_(indices, steps)]).sum() >= saved * len(blocks.steps) / 2
+    )
+    return Planned(tuple(blocks.ranks[indices].tolist()), saved / 1e6, words.cause, note, steps, seen)
 
 
 def without_planned(blocks: Blocks, planned: Sequence[Planned]) -> Blocks:
@@ -348,8 +356,9 @@ def _counted_out(pauses: Floats, steps: Ints) -> Floats:
     return due
 
 
-#: Causes of stalls that work for the others may have: nothing that holds a rank up itself.
-_OF_WORK = ("unknown", "io", "checkpoint")
+#: Causes of stalls that work for the others may have: nothing that holds a rank up itself. Who computes for them, as
+#: who compresses what it saves, does so regularly, or now and then: regular computing alone may be a fault.
+_OF_WORK, _OF_FEW = ("unknown", "io", "checkpoint"), "compute"
 #: Stalls that are the script's are most of a rank's, and would be so regular by chance in this share of jobs.
 _MOST, _CHANCE = 0.8, 0.01
 
@@ -366,13 +375,14 @@ def served(
     for one, cause in zip(stalls, causes, strict=True):
         at = begins(one.stalled)
         regular = _counted(blocks.steps[at]) or pace(blocks.period, one.stalled) is not None
-        may_serve = cause in _OF_WORK and one.rows in ((0,), (len(blocks.ranks) - 1,))
+        first_or_last = one.rows in ((0,), (len(blocks.ranks) - 1,))
+        may_serve = first_or_last and cause in _OF_WORK
         if may_serve and one.rows == (0,) and regular:
             due = np.isin(np.arange(len(blocks.steps)), one.stalled)[None]
             words = _writing(blocks, one.stalled) or _PAUSES
             found = _planned(blocks, np.array(one.rows), one.stalled, due, words, settings)
             planned += [found] if found is not None else []
-        elif not may_serve or len(at) >= _COUNTED:
+        elif not (may_serve or (first_or_last and cause == _OF_FEW)) or len(at) >= _COUNTED:
             left.append(one)
     return left, planned
 
