@@ -126,11 +126,9 @@ def _of_those_that_meet(run: Run, settings: Settings) -> Report:
     bound = step_limit(
         None if inconclusive.mostly_lost(run) else blocks, found, settings, partial(_cpu_use, run, blocks), seen, aside
     )
-    saves = [planned.note for planned in aside if planned.cause == "checkpoint"]
-    said = bound is not None and bound.by == "checkpoint"
-    notes += [] if saves or said else saving_note(found, seen)
-    said_of = [*(saves if said else []), *([bound.evidence] if bound is not None else [])]
-    notes += [planned.note for planned in aside if planned.note not in said_of]
+    by, said = (bound.by, bound.evidence) if bound is not None else (None, None)
+    notes += saving_note(found, seen) if "checkpoint" not in (by, *(one.cause for one in aside)) else []
+    notes += [one.note for one in aside if one.note != said and not by == one.cause == "checkpoint"]
     return Report(
         job=replace(summary.job(run, blocks), bound=bound, stalls=stalls, slowed=slower),
         verdicts=_in_order(found),
