@@ -45,7 +45,7 @@ from hindmost_judge.verdict.intermittent import cause_of, of_stalls
 from hindmost_judge.verdict.schema import LATE, QUIET, STOPS, UNSURE, Report, Verdict
 from hindmost_judge.verdict.slow_ranks import of_links, of_slowdowns
 from hindmost_judge.verdict.stops import of_mismatch, of_parted
-from hindmost_judge.verdict.whole_job import balanced, may_be_slow, saving_note, step_limit
+from hindmost_judge.verdict.whole_job import balanced, may_be_slow, saving_note, step_limit, without_others
 from hindmost_judge.whatif import savings, waste
 from hindmost_judge.whatif.operation_graph import judge_operations
 
@@ -131,7 +131,7 @@ def _of_those_that_meet(run: Run, settings: Settings) -> Report:
     notes += [one.note for one in aside if one.note != said and not by == one.cause == "checkpoint"]
     return Report(
         job=replace(summary.job(run, blocks), bound=bound, stalls=stalls, slowed=slower),
-        verdicts=_in_order(found),
+        verdicts=_in_order(without_others(found, bound)),
         ranks=summary.ranks(run, blocks),
         what_if=replace(what_if, waste=waste.find(run, blocks, what_if, found, aside)),
         notes=tuple(notes),
@@ -469,6 +469,6 @@ def _nothing(run: Run, blocks: Blocks | None, settings: Settings) -> Verdict:
         return unclear
     shared = cpu_sharing.find(run)
     if shared is None:
-        return balanced(blocks, savings.imbalance_cost(blocks), settings)
+        return inconclusive.off_the_cpu(blocks) or balanced(blocks, savings.imbalance_cost(blocks), settings)
     fewer = advice.fewer_ranks(run, shared.cpus)
     return oversubscribed.no_rank_named(shared, blocks, settings, partial(_cpu_use, run, blocks), fewer)

@@ -33,7 +33,7 @@ def build(run: Run, settings: Settings) -> Blocks | None:
         return None
     times = phases.pivots(table, found.ranks, found.steps, ("start_ns", "duration_ns"))
     began, took = times.get("start_ns"), times.get("duration_ns")
-    inside = phases.intervals_by_step(run.intervals, found.ranks, steps.step_ends(found, began, took))
+    inside = phases.intervals_by_step(run.intervals, found.ranks, steps.step_ends(found, began, took), found.period[0])
     return replace(
         found,
         took=took,
@@ -54,7 +54,7 @@ def _of_collectives(run: Run, table: Table, settings: Settings) -> Blocks | None
     """
     run = with_gathers_joined(run)
     found = _of_meetings(run, table)
-    if (exchanging := with_exchanges_joined(run)) is not None:
+    if (exchanging := with_exchanges_joined(run, rare=_enough(found, settings))) is not None:
         of_messages = _of_meetings(exchanging.run, table)
         if of_messages is not None and (found is None or len(of_messages.steps) >= _OFTEN * len(found.steps)):
             judged = np.asarray(np.isin(exchanging.neighbours, of_messages.ranks).all(axis=0))

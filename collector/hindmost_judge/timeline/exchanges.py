@@ -29,6 +29,8 @@ from hindmost_judge.types import Array, Floats, Ints
 _TOGETHER = 0.9
 #: A message is one of the steps if it is in at least this share of them.
 _MOST = 0.5
+#: Calls so many times rarer than others come every few steps, as a test whether an iteration has converged.
+_OFTEN = 4
 #: The rank that computes longest is in its messages for less than this share of each neighbour's computing. Of ranks
 #: that compute in turn each is in them for all of it.
 _AT_ONCE = 0.8
@@ -89,8 +91,11 @@ class Exchanges(NamedTuple):
     cohort: Ints
 
 
-def with_exchanges_joined(run: Run) -> Exchanges | None:
-    """The exchanges of a run; ``None`` where a rank's calls have no pattern, or ranks do not wait for each other."""
+def with_exchanges_joined(run: Run, *, rare: bool = False) -> Exchanges | None:
+    """The exchanges of a run; ``None`` where a rank's calls have no pattern, or ranks do not wait for each other.
+
+    ``rare``: calls that come every few steps only may be part of one.
+    """
     table = run.collectives
     if not have_peers(table):
         return None
@@ -111,7 +116,7 @@ def with_exchanges_joined(run: Run) -> Exchanges | None:
     ranks, first = np.unique(table["rank"][calls], return_index=True)
     found: dict[int, _Steps] = {}
     for rank, mine, whom in zip(ranks.tolist(), np.split(calls, first[1:]), np.split(peer, first[1:]), strict=True):
-        one = _of_rank(table, code, mine, whom)
+        one = _of_rank(table, code, mine, whom, rare=rare)
         if one is None:
             return None
         found[rank] = one
@@ -220,10 +225,13 @@ def _neighbours(found: dict[int, _Steps]) -> Ints:
     return np.asarray(np.array(sorted(known), np.int64).T)
 
 
-def _of_rank(table: Table, code: Ints, mine: Ints, whom: Ints) -> _Steps | None:
+def _of_rank(table: Table, code: Ints, mine: Ints, whom: Ints, *, rare: bool) -> _Steps | None:
     """The steps of a rank's calls ``mine`` [N], in order, with their peers; ``None`` without a pattern."""
     rank = int(table["rank"][mine[0]])
     token = encoding.factorize(code[mine] * (int(whom.max()) + 2) + whom + 1)[0].astype(np.int64)
+    often = np.bincount(token)
+    repeats = (often[token] * _OFTEN > often.max()) | rare
+    mine, whom, token = mine[repeats], whom[repeats], token[repeats]
     number = steps.infer(token, table["self_ns"][mine].astype(np.float64))
     inside = np.flatnonzero(number >= 0)
     if len(inside) == 0:

@@ -230,10 +230,11 @@ def waited_in_forward(forward: Floats, idle: Floats, step: Floats) -> Floats:
 INTERVALS = ("issue", "file_read", "file_write", "file_sync", "checkpoint", "gc", "h2d", "input")
 
 
-def intervals_by_step(table: Table, ranks: Ints, ends: Floats) -> dict[str, Floats]:
+def intervals_by_step(table: Table, ranks: Ints, ends: Floats, first: float) -> dict[str, Floats]:
     """Name to [R, S] ns; ``ends`` [R, S] is when each rank's steps ended on the clock of the intervals.
 
-    An interval belongs to the step in which it began; what began after the last step is left out.
+    An interval belongs to the step in which it began; what began after the last step is left out. The ``first`` step
+    took so many ns, or as many as the typical one where that is NaN.
     """
     if rows(table) == 0 or ends.shape[1] < 2:
         return {}
@@ -249,7 +250,7 @@ def intervals_by_step(table: Table, ranks: Ints, ends: Floats) -> dict[str, Floa
             if len(mine) == 0:
                 continue
             step = np.searchsorted(ends[row], table["start_ns"][mine])
-            begin = ends[row, 0] - np.median(np.diff(ends[row]))
+            begin = ends[row, 0] - np.fmax(first, np.median(np.diff(ends[row])))
             inside = (step < ends.shape[1]) & (table["start_ns"][mine] >= begin)
             np.add.at(block[row], step[inside], table["duration_ns"][mine[inside]].astype(np.float64))
         found[text] = block

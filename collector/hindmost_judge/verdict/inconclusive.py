@@ -18,6 +18,7 @@ import numpy as np
 
 from hindmost_judge import communication, job_command
 from hindmost_judge.blocks import Blocks
+from hindmost_judge.causes import cpu_wait
 from hindmost_judge.detect import hang
 from hindmost_judge.encoding import codes
 from hindmost_judge.job_command import script, split
@@ -153,6 +154,32 @@ def late_in_messages(blocks: Blocks) -> Verdict | None:
     return insufficient(
         f"ranks wait {ms(waits)} per step, mostly for {last} after messages; different work explains {ms(explained)}",
         advice=f"compare the links of {last} with others'; while it runs: {attach()}",
+    )
+
+
+#: Ranks that wait by polling are on a CPU, or queue for one, for all of the time but this share.
+_POLLING = 0.02
+
+
+def off_the_cpu(blocks: Blocks) -> Verdict | None:
+    """One rank that neither ran nor queued for a CPU while others, which poll, waited; ``None``: no such rank.
+
+    Noise of the scheduler hides in delays when it was so, and not how long in all.
+    """
+    cpu, queued = blocks.gauge("cpu"), blocks.gauge("runqueue")
+    if cpu is None or queued is None or cpu_wait.on_gpus(blocks):
+        return None
+    off = 1.0 - cpu - queued
+    row = int(np.argmax(off))
+    others, met = (np.delete(one, row) for one in (off, mean(or_zero(blocks.wait + blocks.transfer))))
+    polling = np.abs(others).max() <= _POLLING and met.min() >= off[row] * average(blocks.period)
+    if not (polling and off[row] >= _WAITED):  # NaN too
+        return None
+    who = f"rank {int(blocks.ranks[row])}"
+    found = f"{who} neither ran nor waited for a CPU for {percent(off[row])} of the time, its peers never"
+    return insufficient(
+        f"{found}: it was blocked or stopped",
+        advice=f"look for signals and debuggers that stop {who} (`ps` shows T); while it runs: {attach()}",
     )
 
 

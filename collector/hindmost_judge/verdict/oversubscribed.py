@@ -26,7 +26,7 @@ from hindmost_judge.verdict.intermittent import of_stalls
 from hindmost_judge.verdict.schema import AT_LEAST, ESTIMATE, Verdict
 from hindmost_judge.verdict.slow_ranks import of_slowdowns, right
 from hindmost_judge.verdict.whole_job import balanced, costing
-from hindmost_judge.verdict.wording import ms, names, telling_on_shared_cpus
+from hindmost_judge.verdict.wording import ms, names, percent, telling_on_shared_cpus
 from hindmost_judge.whatif import savings
 from hindmost_judge.whatif.savings import BY_ITSELF, step_delay
 
@@ -111,6 +111,8 @@ _COUNTS = 0.05
 #: A rank that needs more CPU time in this share of the steps needs it for its own work: others rarely use a core that
 #: long.
 _THROUGHOUT = 0.75
+#: Samples of a process do not say in which part of a step its CPU time is used.
+_IN_SAMPLES = 0.7
 #: With fewer steps the largest share of the waiting may be chance: a few long turns of the scheduler are most of it.
 _ENOUGH = 30
 
@@ -139,6 +141,7 @@ def on_shared_cpus(
         come_late = {rank for verdict in late for rank in verdict.ranks}
         asking = [one for one in asking if come_late.issuperset(one.ranks)]
     slept, hidden = _verdicts_on_sleep(blocks, late, shared.cpus / shared.ranks, settings)
+    asking = asking if asking or slept else _asking_in_samples(blocks, settings)
     longest = {rank: each.ns for each in slept for rank in each.verdict.ranks}
     asking = [  # not those that were each off the CPU without queueing for longer
         one for one in asking if any((one.cost_ms_per_step or 0.0) * 1e6 > longest.get(rank, 0.0) for rank in one.ranks)
@@ -292,6 +295,35 @@ def no_rank_named(
     why = table.explain(blocks, row, columns, settings)
     evidence = wording.waited_for(blocks, row, str(shared), average(blocks.delay[row]), why)
     return Verdict(kind="insufficient_data", evidence=tuple(evidence), advice=telling_on_shared_cpus(use(), fewer))
+
+
+def _asking_in_samples(blocks: Blocks, settings: Settings) -> list[Verdict]:
+    """The verdict on a rank that nearly always comes last, if its process uses more CPU time than any other's.
+
+    Others may use some of theirs on waiting, which only makes the difference smaller. Empty where CPU time between
+    collectives says more.
+    """
+    row, used = wording.waited_for_most(blocks), blocks.gauge("cpu")
+    if row is None or used is None or cpu_wait.on_gpus(blocks) or cpu_sharing.cpu_time(blocks) is not None:
+        return []
+    last = float(mean(blocks.last)[row])
+    period, most = average(blocks.period), float(np.max(np.delete(used, row)))
+    more = float(used[row]) - most
+    enough = last >= _THROUGHOUT and len(blocks.steps) >= _ENOUGH
+    if not (enough and more >= max(_MIN_DEMAND * most, settings.min_effect)):  # NaN too
+        return []
+    each = f"rank {int(blocks.ranks[row])} {ms(used[row] * period)}, others at most {ms(most * period)}"
+    return [
+        costing(
+            *(blocks, 0, len(blocks.steps), more * period),
+            kind="straggler",
+            ranks=(int(blocks.ranks[row]),),
+            cause="compute",
+            confidence=_IN_SAMPLES,
+            cost_is=AT_LEAST,
+            evidence=(f"CPU time of its process per step: {each}", f"it is last in {percent(last)} of collectives"),
+        )
+    ]
 
 
 def _queued(blocks: Blocks, row: int, columns: Ints, settings: Settings) -> bool:

@@ -303,12 +303,23 @@ def step_limit(
     if "oversubscribed" in kinds:
         return StepLimit("cpu", kinds["oversubscribed"].evidence[0])
     queued = cpu_wait.queued_in_collectives(blocks) / average(blocks.period)
-    found = _of_saving(named, seen, _MOST) or _of_queue(blocks, use)
+    queue = _of_queue(blocks, use)
+    by_others = queue is not None and wording.OTHERS_USE in queue.evidence  # first what can be changed in the job
+    found = _of_saving(named, seen, _BOUND_SAVING if by_others else _MOST) or queue
     found, copies = found or _of_transfers(blocks, queued), _part(blocks, "device_copy")
     if not found and copies >= _BOUND_TRANSFER:  # what they copy from is not pinned, or there is much of it
         return StepLimit("copies", f"hosts wait in copies to their GPU for {percent(copies)} of the typical step")
     found = found or _of_saving(named, seen, _BOUND_SAVING) or _of_planned(planned, blocks)
     return found or _of_gpus(blocks) or _of_computing(blocks)
+
+
+def without_others(found: Sequence[Verdict], bound: StepLimit | None) -> list[Verdict]:
+    """The verdicts; more steps show no slow rank where other processes that limit the job delay any of them."""
+    others = bound is not None and wording.OTHERS_USE in bound.evidence
+    return [
+        replace(one, advice=wording.WITHOUT_OTHERS) if others and one.advice == wording.TELLING else one
+        for one in found
+    ]
 
 
 def _of_queue(blocks: Blocks, use: Callable[[], Mapping[str, CpuUse]]) -> StepLimit | None:

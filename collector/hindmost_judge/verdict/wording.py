@@ -561,14 +561,19 @@ _NEARLY_ALWAYS = 0.75
 TELLING = (f"let the job run for more steps; while it runs, see where each rank is: {attach()}",)
 #: What to do about CPUs that other processes use.
 STOP_OTHERS = "stop the other processes (the system's `top` lists them), or reserve whole nodes"
+#: … where they leave open which rank is slow.
+WITHOUT_OTHERS = (f"{STOP_OTHERS}; then see which rank comes last",)
 
 
 def telling_on_shared_cpus(use: Mapping[str, CpuUse], fewer: str) -> tuple[str, ...]:
     """What would say which rank is slow on shared CPUs, by who uses those of each node: else start ``fewer`` ranks."""
     node = used_by_others(use)
     by_others = node is not None and use[node].others > use[node].ranks
-    do = STOP_OTHERS if by_others else f"start {fewer}, or use nodes with more CPUs"
-    return (f"{do}; then see which rank comes last",)
+    return (
+        WITHOUT_OTHERS
+        if by_others
+        else (f"start {fewer}, or use nodes with more CPUs; then see which rank comes last",)
+    )
 
 
 #: How the evidence begins that says what ranks wait though none is slow.
@@ -712,9 +717,9 @@ def _waiting(blocks: Blocks, wasted: float) -> tuple[str, bool]:
     Those are hiccups where a few steps have not most of them, and no rank has.
     """
     each, longer = average(blocks.period), or_zero(blocks.period - blocks.step_ns)
+    if (written := overview.saves(blocks.parts)) is not None:  # what is mostly for files is said of these
+        longer[or_zero(overview.lengthened(written, blocks.period)) >= longer / 2] = 0.0
     stalled = average(np.where(longer >= blocks.step_ns, longer, 0.0))
-    if (written := overview.saves(blocks.parts)) is not None:
-        stalled -= float(or_zero(overview.lengthened(written, blocks.period)).mean())
     often, part = rare_waits(blocks)
     dear = min(part * wasted, stalled) >= DEAR * each
     share = f" ({percent(wasted / each)})" if dear else ""

@@ -18,7 +18,7 @@ from hindmost_judge.timeline.messages import RECEIVE, SEND, Schedule, order_of_c
 from hindmost_judge.whatif import pipeline_replay
 
 from tests.runs import MS, made
-from tests.scenarios.loads import Load, handed_on, handed_out, make
+from tests.scenarios.loads import Load, handed_on, handed_out, make, own_times, with_both_neighbours
 
 #: What a call itself takes, ns.
 CALL = 10_000
@@ -447,3 +447,14 @@ def test_messages_of_one_call_are_in_one_order_however_their_times_fall() -> Non
     assert found["kind"][order].tolist() == [SEND, RECEIVE] * 2
     apart = order_of_calls(found, np.array([9_000.0, 20.0, 5_000.0, 5_900.0]))
     assert found["kind"][apart].tolist() == [RECEIVE, SEND, SEND, RECEIVE]
+
+
+@pytest.mark.parametrize("every", [10, 50])
+def test_a_test_for_convergence_every_few_iterations_makes_no_longer_step(every: int) -> None:
+    """Neighbours exchange in each of 150 iterations, and all ranks reduce now and then."""
+    load = Load(ranks=3, steps=150)
+    calls = with_both_neighbours(load, own_times(load)[0])
+    wait = chosen(calls[-1], np.arange(450) % every == every - 1)
+    reduced = wait | {"op": np.full(len(wait["seq"]), "broadcast"), "peer": np.zeros_like(wait["peer"])}
+    reduced |= {"start_ns": wait["start_ns"] + wait["duration_ns"], "duration_ns": np.full_like(wait["seq"], 10)}
+    assert judge(made(3, collectives=[*calls, reduced])).job.steps == pytest.approx(150, abs=2)

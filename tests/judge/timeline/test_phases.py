@@ -248,3 +248,12 @@ def test_steps_of_which_only_the_garbage_collector_was_seen_are_bare() -> None:
     )
     (row,) = judge(made(1, steps=[steps])).ranks
     assert row.self_ms == pytest.approx(10.0)
+
+
+@pytest.mark.parametrize(("first", "counted"), [(90.0, 5.0), (20.0, 0.0), (float("nan"), 0.0)])
+def test_files_are_of_a_first_step_as_long_as_it_was(first: float, counted: float) -> None:
+    """What was written 60 ms before it ended is of a step of 90 ms, though the others take 10."""
+    written = table("intervals", rank=[0], name="file_write", start_ns=[40 * MS], duration_ns=[5 * MS])
+    ends = np.array([[100.0, 110.0, 120.0]]) * MS
+    found = phases.intervals_by_step(written, np.array([0]), ends, first * MS)
+    assert found["file_write"].tolist() == [[counted * MS, 0.0, 0.0]]

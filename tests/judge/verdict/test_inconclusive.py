@@ -433,3 +433,20 @@ def test_a_slow_rank_is_named_by_what_was_read_of_it() -> None:
     states = [(rank, 10**9, RUNNING, 1000, 400, -1, -1, "") for rank in range(4)]
     (verdict,) = judge(dataclasses.replace(run, rank_states=from_rows("rank_states", states))).verdicts
     assert (verdict.kind, verdict.ranks, verdict.confidence) == ("straggler", (1,), pytest.approx(0.6))
+
+
+@pytest.mark.parametrize(("ran", "spun", "sure"), [(0.9, 1.0, False), (1.0, 1.0, True), (0.9, 0.9, True)])
+def test_a_rank_that_neither_runs_nor_queues_while_others_poll_is_not_cleared(
+    ran: float, spun: float, sure: bool
+) -> None:
+    """It is stopped in collectives as well, where all ranks leave late alike; sleepers show nothing."""
+    rows = [
+        (f"hindmost_process_{name}_seconds_total", f'{{"job": "made", "rank": "{rank}"}}', tick, share * on * tick)
+        for rank, on in ((0, spun), (1, ran))
+        for name, share in (("cpu", 0.4), ("runqueue", 0.6))
+        for tick in range(6)
+    ]
+    run = loads.make(loads.Load(ranks=2, transfer=6.0))
+    (found,) = judge(dataclasses.replace(run, metrics=loads.metrics(rows))).verdicts
+    assert (found.kind == "balanced") == sure
+    assert sure or found.evidence[0].startswith("rank 1 neither ran nor waited for a CPU for 10 % of the time")

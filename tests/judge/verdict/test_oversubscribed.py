@@ -15,7 +15,7 @@ from hindmost_judge.judge import judge
 from hindmost_judge.model import FINISHED, METRICS, Run, Table, empty
 from hindmost_judge.settings import DEFAULT
 from hindmost_judge.verdict import advice, oversubscribed
-from hindmost_judge.verdict.schema import Report, Verdict
+from hindmost_judge.verdict.schema import AT_LEAST, Report, Verdict
 
 from tests.runs import blocks_of
 from tests.scenarios.loads import Load, make, metrics
@@ -708,3 +708,16 @@ def test_a_rank_is_not_measured_by_the_one_peer_that_mirrors_it() -> None:
     """Rank 3 was late for a while, so that every rank is a suspect: rank 0 is as far ahead as rank 2 is behind."""
     run = beside(30.0, {"rank": 1, "compute": 2.0, "from": 40, "until": 48})
     assert said(judge(run)) == [("straggler", (2,), "compute")]
+
+
+@pytest.mark.parametrize(("used", "named"), [(0.6, [1]), (0.42, []), (0.3, [])])
+def test_samples_of_processes_show_the_rank_that_computes_longer(used: float, named: list[int]) -> None:
+    """Messages have no CPU time between them; who is last and uses most in all has more work than those that wait."""
+    rows = [("hindmost_node_cpus", "{}", 0, 2.0)]
+    for rank in range(3):
+        labels = f'{{"job": "made", "rank": "{rank}"}}'
+        rows += [(CPU, labels, tick, (used if rank == 1 else 0.4) * tick) for tick in range(6)]
+    run = make(Load(kind="edges", ranks=3, faults=[{"rank": 1, "compute": 4.0}]))
+    found = judge(replace(run, metrics=metrics(rows))).verdicts
+    assert [rank for one in found for rank in one.ranks] == named
+    assert not named or (found[0].cause, found[0].cost_is) == ("compute", AT_LEAST)

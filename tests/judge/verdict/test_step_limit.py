@@ -14,13 +14,14 @@ from hindmost_collector.recordings.tables import concatenate, table
 from hindmost_collector.report import columns, text
 from hindmost_collector.report.verdict_lines import with_rendered
 from hindmost_collector.simulate import Fault, Scenario, simulate
+from hindmost_judge import overview
 from hindmost_judge.judge import judge
 from hindmost_judge.model import RUNNING, Run
 from hindmost_judge.settings import DEFAULT
 from hindmost_judge.timeline import build_blocks
 from hindmost_judge.usage import CpuUse
-from hindmost_judge.verdict import whole_job
-from hindmost_judge.verdict.schema import BOUNDS, StepLimit, Verdict
+from hindmost_judge.verdict import whole_job, wording
+from hindmost_judge.verdict.schema import BOUNDS, UNSURE, StepLimit, Verdict
 
 from tests.pages import inside
 from tests.scenarios import loads
@@ -235,3 +236,25 @@ def test_a_setting_to_try_stands_for_what_to_do_about_too_few_cpus(ranks: float,
     assert "TRY    `export OMP_NUM_THREADS=1`" in page
     assert with_rendered(report)["settings"] == ["`export OMP_NUM_THREADS=1` (so it is)"]
     assert ("DO     stop the other processes" in page) == stops
+
+
+@pytest.mark.parametrize(("ranks", "others", "by"), [(1.6, 0.3, "cpu"), (0.4, 1.5, "checkpoint")])
+def test_what_the_job_writes_limits_it_before_other_processes_do(ranks: float, others: float, by: str) -> None:
+    """Where it costs a tenth of the time or more, though ranks wait for a CPU in all of it."""
+    blocks = build_blocks.build(load(ROOT / "tests/fixtures/recordings/mpi-observed-even-4.tar.xz"), DEFAULT)
+    assert blocks is not None
+    writes = np.zeros_like(blocks.delay)
+    writes[0, ::10] = 4 * blocks.step_ns
+    seen = replace(overview.of(blocks, blocks.delay), saves=writes, period=blocks.step_ns + writes[0])
+    use = {"n1": CpuUse(2.0, ranks, others)}
+    limit = whole_job.step_limit(blocks, (), DEFAULT, lambda: use, seen)
+    assert limit is not None
+    assert limit.by == by
+
+
+@pytest.mark.parametrize(("by", "do"), [(wording.OTHERS_USE, wording.WITHOUT_OTHERS), ("Ranks use", wording.TELLING)])
+def test_more_steps_tell_no_more_while_other_processes_use_the_cpus(by: str, do: tuple[str, ...]) -> None:
+    """Of a job that is not sure, stopping these comes first."""
+    unsure = Verdict("balanced", confidence=UNSURE, advice=wording.TELLING)
+    (found,) = whole_job.without_others([unsure], StepLimit("cpu", f"ranks wait. {by} 1.5 of the 2 CPUs of n1"))
+    assert found.advice == do

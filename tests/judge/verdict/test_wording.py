@@ -186,6 +186,19 @@ def test_files_that_the_first_rank_writes_leave_no_doubt(seen: bool, by: str, he
     assert report["job"]["bound"]["by"] == by
 
 
+@pytest.mark.parametrize(("written", "head"), [(220, "OK"), (100, "UNSURE")])
+def test_long_steps_that_are_mostly_for_files_leave_no_doubt(written: int, head: str) -> None:
+    """Rank 0 computes in between what it writes, in no regular steps: where files take most of that, they are why."""
+    at = (40, 97, 130)
+    run = make(Load(ranks=2, steps=200, faults=[{"rank": 0, "blocked": 350.0, "from": s, "until": s + 1} for s in at]))
+    calls = run.collectives
+    start = calls["start_ns"][(calls["rank"] == 0) & (calls["self_ns"] > 300 * MS)] - 350 * MS
+    took, who = np.full(len(at), written * MS), np.zeros(len(at))
+    intervals = table("intervals", rank=who, name="file_sync", start_ns=start, duration_ns=took)
+    found = judge(replace(run, intervals=intervals)).to_dict()["verdicts"]
+    assert [of_verdict(one).head for one in found] == [head]
+
+
 def test_a_large_part_of_little_work_makes_no_rank_suspected() -> None:
     """A third more than 0.4 ms, in steps of more than ten: nothing would be gained there."""
     busy = Load(ranks=4, steps=300, compute=0.2, cpus=2, jostle=10.0, faults=[{"rank": 1, "compute": 0.15}])
