@@ -6,9 +6,14 @@ from typing import Any
 
 import numpy as np
 from hindmost_collector.recordings.tables import select, table
-from hindmost_judge.model import NONBLOCKING, Run, Table
+from hindmost_judge.model import NONBLOCKING, SENDS, Run, Table
 
 from tests.runs import made, rows_of
+
+SECOND = 10**9
+WORLD = 7
+#: What one rank is inside of: rank, operation, its peer in the communicator, whether the peer has to receive.
+Message = tuple[int, str, int, bool]
 
 
 @dataclass
@@ -244,3 +249,22 @@ def without_first_steps(run: Run, share: float) -> Run:
         later[of] = calls["seq"][of] >= calls["seq"][of & later].min(initial=np.iinfo(np.int64).max)
     held = {"steps": (steps, steps["step"] >= first), "collectives": (calls, later)}
     return replace(run, **{name: {n: col[where] for n, col in one.items()} for name, (one, where) in held.items()})
+
+
+def standing(*messages: Message, ranks: int = 4, in_collective: tuple[int, ...] = (), comm: int = WORLD) -> Run:
+    """A job whose ranks have been for 30 s in these messages, or in the next all-reduce."""
+    run = make(Load(ranks=ranks, steps=40))
+    held = [(rank, "p2p", op, comm, 0, peer, SENDS * sends) for rank, op, peer, sends in messages]
+    held += [(rank, "collective", "all_reduce", WORLD, 40, -1, 0) for rank in in_collective]
+    columns = dict(zip(("rank", "kind", "name", "comm", "seq", "peer", "flags"), zip(*held, strict=True), strict=True))
+    began = int(run.collectives["start_ns"].max()) + SECOND
+    in_flight = table(
+        "in_flight",
+        **{name: list(values) for name, values in columns.items()},
+        start_ns=np.full(len(held), began),
+        observed_ns=np.full(len(held), began + 30 * SECOND),
+    )
+    world = table(
+        "communicators", comm=WORLD, rank=range(ranks), rank_in=range(ranks), size=ranks, name="MPI_COMM_WORLD"
+    )
+    return replace(run, in_flight=in_flight, communicators=world)

@@ -13,8 +13,7 @@ from hindmost_judge.judge import judge
 from hindmost_judge.model import Run
 from hindmost_judge.verdict.schema import Verdict
 
-from tests.judge.detect.test_hang_in_messages import standing
-from tests.scenarios.loads import Load, hang, make
+from tests.scenarios.loads import Load, hang, make, standing
 
 SECOND = 10**9
 #: When the others begin to wait in ``hang``, s.

@@ -7,34 +7,12 @@ import pytest
 from hindmost_collector.recordings.tables import table
 from hindmost_collector.report.verdict_lines import of_verdict
 from hindmost_judge.judge import judge
-from hindmost_judge.model import ANY_PEER, SENDS, Run
+from hindmost_judge.model import ANY_PEER, Run
 from hindmost_judge.verdict.schema import Verdict
 
-from tests.scenarios.loads import Load, make
+from tests.scenarios.loads import SECOND, WORLD, standing
 
-SECOND = 10**9
-WORLD, PAIR = 7, 9
-#: What one rank is inside of: rank, operation, its peer in the communicator, whether the peer has to receive.
-Message = tuple[int, str, int, bool]
-
-
-def standing(*messages: Message, ranks: int = 4, in_collective: tuple[int, ...] = (), comm: int = WORLD) -> Run:
-    """A job whose ranks have been for 30 s in these messages, or in the next all-reduce."""
-    run = make(Load(ranks=ranks, steps=40))
-    held = [(rank, "p2p", op, comm, 0, peer, SENDS * sends) for rank, op, peer, sends in messages]
-    held += [(rank, "collective", "all_reduce", WORLD, 40, -1, 0) for rank in in_collective]
-    columns = dict(zip(("rank", "kind", "name", "comm", "seq", "peer", "flags"), zip(*held, strict=True), strict=True))
-    began = int(run.collectives["start_ns"].max()) + SECOND
-    in_flight = table(
-        "in_flight",
-        **{name: list(values) for name, values in columns.items()},
-        start_ns=np.full(len(held), began),
-        observed_ns=np.full(len(held), began + 30 * SECOND),
-    )
-    world = table(
-        "communicators", comm=WORLD, rank=range(ranks), rank_in=range(ranks), size=ranks, name="MPI_COMM_WORLD"
-    )
-    return replace(run, in_flight=in_flight, communicators=world)
+PAIR = 9
 
 
 def first(run: Run) -> Verdict:
