@@ -603,7 +603,7 @@ def with_lost_events(found: Sequence[Verdict], run: Run) -> tuple[list[Verdict],
         f" ({percent(share)}) were overwritten before the agent read them"
     )
     remedy = "raise HINDMOST_RING_CAPACITY"
-    if mostly_lost(run) and any(one.kind == "balanced" for one in found):
+    if share >= _MOST_LOST and any(one.kind == "balanced" for one in found):
         return [insufficient(f"{seen}: which rank is slow is not known", advice=remedy)], []
     sure = max(1.0 - share, UNSURE)
     return [
