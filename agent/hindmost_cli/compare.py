@@ -49,6 +49,7 @@ def run(args: argparse.Namespace) -> int:
     """Load, compare, print. Exit code 0 whatever changed; 1 where a condition to fail holds."""
     from hindmost_collector.report import compare as text
     from hindmost_collector.report.compare import condition
+    from hindmost_collector.report.cpu_change import blame
 
     conditions = [condition(one) for one in args.fail_if]
     thresholds = arguments.thresholds(args.set, args.config)
@@ -66,7 +67,8 @@ def run(args: argparse.Namespace) -> int:
         shown = text.render_scaling if args.more else text.render
         sys.stdout.write(shown(found, stdio.width(least=80), stdio.colored(sys.stdout)))
     for one in failed:
-        sys.stderr.write(f"hindmost: failed by --fail-if {one.text}\n")
+        cpus = blame(found["by_cpu_wait"])
+        sys.stderr.write(f"hindmost: failed by --fail-if {one.text}{': it changed ' * bool(cpus)}{cpus}\n")
     return 1 if failed else 0
 
 

@@ -97,6 +97,12 @@ def cpu_busy(metrics: Metrics) -> dict[str, float]:
     return found
 
 
+def pressure(metrics: Metrics, resource: str) -> dict[str, float]:
+    """Node to the share of the time in which some task waited for it."""
+    name = "hindmost_node_pressure_waiting_seconds_total"
+    return {node: share for (node, _), share in summary(metrics, name, "", "rate", {"resource": resource}).items()}
+
+
 class CpuUse(NamedTuple):
     """CPUs of a node: how many there are, and how many its ``ranks`` with their workers and all ``others`` use."""
 

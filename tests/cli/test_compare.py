@@ -162,6 +162,45 @@ def test_a_job_whose_mean_step_did_not_change_is_not_called_slower() -> None:
     assert "the median is slower by" in shown
 
 
+def used_by_others(run: Run) -> Run:
+    """A node of 4 CPUs, of which its ranks use 1 and all else 2.6."""
+    total = "hindmost_node_cpu_seconds_total"
+    series = (
+        ("hindmost_node_cpus", {}, 4.0, 4.0),
+        (total, {"mode": "user"}, 0.0, 3.6),
+        (total, {"mode": "idle"}, 0.0, 0.4),
+        ("hindmost_process_cpu_seconds_total", {"rank": "0"}, 0.0, 1.0),
+    )
+    names, labels, *values = zip(*series, strict=True)
+    sampled = table(
+        "metrics",
+        node=np.full(2 * len(series), "vm"),
+        name=np.tile(names, 2),
+        labels=np.tile([json.dumps(one) for one in labels], 2),
+        time_ns=np.repeat([0, 10**9], len(series)),
+        value=np.concatenate(values),
+    )
+    return dataclasses.replace(run, metrics=sampled)
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ({"runqueue": 3.0}, "by waiting for a CPU, not by code"),
+        ({"runqueue": 3.0, "compute": 1.5}, "mostly by waiting for a CPU"),
+        ({"runqueue": 1.0, "compute": 3.0}, "partly by waiting for a CPU"),
+        ({"compute": 3.0}, ""),
+    ],
+)
+def test_a_step_that_is_longer_by_waits_for_a_cpu_is_not_its_code(fault: dict[str, float], said: str) -> None:
+    """One rank waits for other processes, and all wait for it; back again it is by less of that."""
+    runs = job(), used_by_others(job(2, faults=[{"rank": 2, **fault}]))
+    there, back = (" ".join(text.render(compare(*both), width=200).split()) for both in (runs, runs[::-1]))
+    assert ("for a CPU" in there.partition("WHY")[0]) == bool(said)
+    assert f"ms), {said}" in there if said else "WHY" not in there
+    assert said.replace("waiting", "waiting less") in back
+
+
 def test_the_same_rank_late_for_another_reason_is_reported_as_that() -> None:
     """The same rank in both, but other work to do."""
     waits = {"rank": 2, "runqueue": 3.0}
@@ -359,6 +398,9 @@ def test_the_command_fails_by_a_condition(tmp_path: Path, capsys: pytest.Capture
     assert "RESULT B is slower" in said.out
     assert said.err == "hindmost: failed by --fail-if step>3%\n"
     assert main([*command, "input>3%"]) == 2
+    write(job(faults=[{"rank": 2, "runqueue": 3.0}]), tmp_path / "c", "run")
+    assert main(["compare", str(tmp_path / "a"), str(tmp_path / "c"), "--fail-if", "step>3%"]) == 1
+    assert "--fail-if step>3%: it changed by waiting for a CPU" in capsys.readouterr().err
 
 
 def test_several_runs_show_how_far_more_ranks_are_faster() -> None:

@@ -26,8 +26,9 @@ from hindmost_judge.verdict.wording import UNMEASURED, duration
 from rich.table import Table
 from rich.text import Text
 
-from hindmost_collector.report import columns, sections
+from hindmost_collector.report import columns, cpu_change, sections
 from hindmost_collector.report.columns import number, ratio, title_of
+from hindmost_collector.report.cpu_change import SMALL, SURE, error_of_mean
 from hindmost_collector.report.text import console, labelled, paragraph, table_of, written
 from hindmost_collector.report.verdict_lines import doing, of_verdict, rendered, stalled
 
@@ -38,10 +39,6 @@ if TYPE_CHECKING:
     from hindmost_judge.types import Floats
 
 SCHEMA, SCALING = "hindmost.compare/1", "hindmost.scaling/1"
-#: Two standard errors: the interval that holds the true change in 19 of 20 cases.
-_SURE = 1.96
-#: A change below this share of the step is negligible, however sure it is.
-_SMALL = 0.005
 
 
 @dataclass(frozen=True)
@@ -77,6 +74,7 @@ def compare(a: Run, b: Run, settings: Settings = DEFAULT) -> dict[str, Any]:
         "b": reports[1]["job"],
         "measures": [asdict(measured(name, series[0].get(name), series[1].get(name), step)) for name in names],
         "rates": [asdict(_rate(name, *(found.get(name) for found in paces))) for name in ("steps_per_s", "work_per_s")],
+        "by_cpu_wait": cpu_change.find((a, b), judged),
         "settings": settings_that_differ(a, b),
         "verdicts": _verdicts(reports[0], reports[1], settings.min_steps),
         "work_per_step": [_work(report.overview) for report in judged],
@@ -115,7 +113,7 @@ def _paces(run: Run, seen: Overview | None) -> dict[str, tuple[float, float]]:
         counted, cuts = amount[known], time_blocks(len(period))
         blocks = np.array([np.nansum(counted[cut]) / period[cut].sum() for cut in cuts])
         if pace is not None:
-            found[name] = pace, _error_of_mean(blocks) / blocks.mean() if blocks.any() else math.nan
+            found[name] = pace, error_of_mean(blocks) / blocks.mean() if blocks.any() else math.nan
     return found
 
 
@@ -123,12 +121,12 @@ def _rate(name: str, a: tuple[float, float] | None, b: tuple[float, float] | Non
     if a is None or b is None:
         return Rate(name, a and a[0], b and b[0])
     change = b[0] / a[0] - 1
-    return Rate(name, a[0], b[0], change, *_interval(change, (1 + change) * math.hypot(a[1], b[1]), _SMALL))
+    return Rate(name, a[0], b[0], change, *_interval(change, (1 + change) * math.hypot(a[1], b[1]), SMALL))
 
 
 def _interval(change: float, error: float, least: float) -> tuple[float | None, float | None, bool | None]:
     """Within what a change is, and whether it surely is one of ``least``, by its standard error; ``None``: unknown."""
-    around = _SURE * error
+    around = SURE * error
     if not math.isfinite(around):
         return None, None, None
     return change - around, change + around, abs(change) > max(around, least)
@@ -230,8 +228,7 @@ def _row(run: Run, settings: Settings) -> dict[str, Any]:
     seen, job = report.overview, report.job
     paces = {name: pace for name, (pace, _) in _paces(run, seen).items()}
     step_ms = None if seen is None or np.isnan(seen.step) else seen.step / 1e6
-    parts = ("self", "wait", "transfer", "input")
-    shares = {name: None if seen is None else _share_of_step(seen, name) for name in parts}
+    shares = {name: None if seen is None else _share_of_step(seen, name) for name in _SHARES}
     ideal = report.what_if.ideal_step_ms
     lanes = efficiency.of(seen, ideal and ideal * 1e6) if seen is not None else []
     parallel = next((lane for lane in lanes if lane.load_balance is not None), None)
@@ -278,18 +275,12 @@ def _of_typical_rank(block: Floats) -> Floats:
 
 def measured(name: str, a: Floats | None, b: Floats | None, step: float) -> Measure:
     """A measure of both, in ms, with the interval of its change."""
-    level, error_of = (average, _error_of_mean) if name == "mean_step" else (median, standard_error)
+    level, error_of = (average, error_of_mean) if name == "mean_step" else (median, standard_error)
     left, right = (None if values is None else float(level(values)) / 1e6 for values in (a, b))
     if a is None or b is None or left is None or right is None:
         return Measure(name, left, right)
     error = math.hypot(error_of(a), error_of(b)) / 1e6
-    return Measure(name, left, right, right - left, *_interval(right - left, error, _SMALL * step / 1e6))
-
-
-def _error_of_mean(blocks: Floats) -> float:
-    """Standard error of the mean of block means."""
-    known = blocks[~np.isnan(blocks)]
-    return float(np.std(known, ddof=1)) / math.sqrt(len(known)) if len(known) > 1 else float("inf")
+    return Measure(name, left, right, right - left, *_interval(right - left, error, SMALL * step / 1e6))
 
 
 def _verdicts(a: Mapping[str, Any], b: Mapping[str, Any], least: int) -> dict[str, list[Any]]:
@@ -404,6 +395,8 @@ def render(found: Mapping[str, Any], width: int = 100, color: bool = False) -> s
     unlike = pace is not None and left and right and abs(right / left - 1) >= _OTHER_WORK
     result = _result(found, _pace(pace) if pace and unlike else _of_steps(found))
     page.print(labelled("RESULT", *result))
+    for at, line in enumerate(cpu_change.evidence(found["by_cpu_wait"])):
+        page.print(labelled("" if at else "WHY", line))
     if unlike:
         page.print(labelled("", f"a step has {left:,.0f} items in A and {right:,.0f} in B"))
     elif pace:
@@ -432,6 +425,7 @@ def _setting(one: Mapping[str, Any]) -> str:
 def _result(found: Mapping[str, Any], pace: tuple[str, str]) -> tuple[str, str]:
     """What happened to the job, then to its pace, and its style."""
     steps, style = pace
+    steps += f", {by}" if (by := cpu_change.blame(found["by_cpu_wait"])) else ""
     ends = {label: end for label in "AB" if (end := _end(found, label))}
     if not ends:
         return steps, style
@@ -482,7 +476,7 @@ _SCALING = (
     ("load_balance", "load balance", "ratio"),
     ("communication", "communi- cation", "ratio"),
 )
-_SHARES = ("self", "input", "wait", "transfer")
+_SHARES = ("self", "self_runqueue", "input", "wait", "transfer")
 
 
 def render_scaling(found: Mapping[str, Any], width: int = 100, color: bool = False) -> str:

@@ -512,14 +512,13 @@ def _hosts(one: _Run) -> dict[str, list[dict[str, Any]]]:
 
 
 def _nodes(one: _Run) -> list[dict[str, Any]]:
-    def of_node(metric: str, how: str, labels: Mapping[str, str] | None = None) -> dict[str, float]:
-        return {node: value for (node, _), value in usage.summary(one.metrics, metric, "", how, labels).items()}
+    def of_node(metric: str, how: str) -> dict[str, float]:
+        return {node: value for (node, _), value in usage.summary(one.metrics, metric, "", how).items()}
 
-    pressure = "hindmost_node_pressure_waiting_seconds_total"
     found = {
         "cpus": of_node("hindmost_node_cpus", "median"),
         "busy": usage.cpu_busy(one.metrics),
-        **{f"{what}_pressure": of_node(pressure, "rate", {"resource": what}) for what in ("cpu", "memory", "io")},
+        **{f"{what}_pressure": usage.pressure(one.metrics, what) for what in ("cpu", "memory", "io")},
         "memory": of_node("hindmost_node_memory_used_bytes", "highest"),
         "memory_total": of_node("hindmost_node_memory_total_bytes", "median"),
         "received_per_s": _network(one, "receive"),
