@@ -16,12 +16,12 @@ import logging
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
-from hindmost_agent.sampler import DRIVERS, GPU, LONG_AGO_NS, NS, Absent, Host, Outcome, Reading, Sampler, Slot
+from hindmost_agent.sampler import DRIVERS, GPU, LONG_AGO_NS, NAN, NS, Absent, Host, Outcome, Reading, Sampler, Slot
 
 log = logging.getLogger(__name__)
 
@@ -280,6 +280,8 @@ class Runner:
     def run(self, now_ns: int, *, everything: bool = False) -> list[Reading]:
         """Read every sampler that is due at ``now_ns``: at first all; one that fails or is missing leaves no reading.
 
+        Series that a sampler had and has no more end with a reading in which they are missing.
+
         With ``everything`` due or not: what a job's end has changed must not wait for the next period.
         """
         asked = [thread for thread in self.drivers.values() if thread.started]  # none where there is no driver
@@ -296,7 +298,7 @@ class Runner:
             for driver, thread in self.drivers.items():
                 outcomes += self._answers(thread, asking.get(driver, []), now_ns)
             outcomes.sort(key=lambda outcome: outcome.slot.place)
-        readings = [reading for outcome in outcomes if (reading := self._account(outcome, now_ns)) is not None]
+        readings = [reading for outcome in outcomes for reading in self._account(outcome, now_ns)]
         if not self._spread and not any(thread.waiting for thread in self.drivers.values()):
             self._spread = True
             spread(self._slots, self.host.counts.duration_s, now_ns, self._interval_ns)
@@ -339,8 +341,8 @@ class Runner:
             slot.due_ns = following(slot.due_ns, slot.period_ns, now_ns)
         return thread.ask(due, now_ns)
 
-    def _account(self, outcome: Outcome, now_ns: int) -> Reading | None:
-        """Note what became of a reading; returns what was read."""
+    def _account(self, outcome: Outcome, now_ns: int) -> Iterator[Reading]:
+        """Note what became of a reading; yields the end of series that are gone, then what was read."""
         slot, reading, error, duration_s = outcome
         counts = self.host.counts
         if isinstance(error, Absent):
@@ -356,11 +358,12 @@ class Runner:
         if error is not None and not isinstance(error, Absent):
             counts.errors[slot.name] += 1
             self._say(slot, error)
-        if reading is None:
-            self.latest.pop(slot.name, None)
-        else:
+        before = self.latest.pop(slot.name, None)
+        if before is not None and (reading is None or reading.series is not before.series):
+            yield before._replace(time_ns=now_ns, values=[NAN] * len(before.values))
+        if reading is not None:
             self.latest[slot.name] = reading
-        return reading
+            yield reading
 
     @staticmethod
     def _say(slot: Slot, error: Exception) -> None:

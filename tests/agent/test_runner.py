@@ -91,9 +91,22 @@ def test_series_are_the_same_object_until_they_change(monkeypatch: pytest.Monkey
     made = runner(Mounts)
     first, second = (made.run(now * NS)[0].series for now in range(2))
     monkeypatch.setattr(Mounts, "count", 2)
-    changed = made.run(2 * NS)[0].series
+    changed = made.run(2 * NS)[-1].series
     assert first is second
     assert len(changed) == 2
+
+
+def test_series_that_are_gone_end_as_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a process that has ended no last value stays: once, whether others go on or none is there."""
+    made = runner(Mounts)
+    (before,) = made.run(0)
+    monkeypatch.setattr(Mounts, "count", 2)
+    ended, _ = made.run(NS)
+    assert (ended.series, ended.time_ns, str(ended.values)) == (before.series, NS, "[nan]")
+    monkeypatch.setattr(Mounts, "count", 0)
+    (ended,) = made.run(2 * NS)
+    assert str(ended.values) == "[nan, nan]"
+    assert made.run(3 * NS) == []
 
 
 def test_each_sampler_has_its_own_period() -> None:
