@@ -359,7 +359,8 @@ class Runner:
             counts.errors[slot.name] += 1
             self._say(slot, error)
         before = self.latest.pop(slot.name, None)
-        if before is not None and (reading is None or reading.series is not before.series):
+        gone = reading is None or (before is not None and reading.series is not before.series)
+        if before is not None and gone and (error is None or isinstance(error, Absent)):
             yield before._replace(time_ns=now_ns, values=[NAN] * len(before.values))
         if reading is not None:
             self.latest[slot.name] = reading

@@ -31,8 +31,9 @@ def find(runs: Sequence[Run], reports: Sequence[Report]) -> dict[str, Any]:
     """Who used the CPUs in A and B, how long tasks waited for one, and what that did to the step.
 
     ``wait_ms`` and ``cpu_ms`` are of the rank that comes last in a step, which all wait for: its mean time in the run
-    queue and on a CPU, between collectives or as it was sampled. ``share`` and ``code_share`` are how much of the change
-    of the mean step the wait makes, and the CPU time with the wait that comes with more of it. ``None``: not measured, or the step did not surely change.
+    queue and on a CPU, between collectives or as it was sampled. ``share`` and ``code_share`` are how much of the
+    change of the mean step the wait makes, and the CPU time with the wait that more of it brings. ``None``: not
+    measured, or the step did not surely change.
     """
     metrics = [Metrics.of(run) for run in runs]
     use = [usage.cpu_use(one) for one in metrics]

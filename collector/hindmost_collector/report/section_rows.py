@@ -363,6 +363,10 @@ def _efficiency(one: _Run) -> dict[str, list[dict[str, Any]]]:
     return {"lanes": [asdict(lane) for lane in found]}
 
 
+#: How operations begin that have no data of their own.
+_NO_DATA = ("wait for ", "comm_create")
+
+
 def _communication(one: _Run) -> dict[str, list[dict[str, Any]]]:
     table = []
     for found in one.traffic:
@@ -374,7 +378,7 @@ def _communication(one: _Run) -> dict[str, list[dict[str, Any]]]:
         table.append(row)
     if not table:
         one.lacks("communication", "operations", "no collective or message was recorded")
-    elif any(row["total"] is None for row in table):
+    elif any(row["total"] is None and not row["operation"].startswith(_NO_DATA) for row in table):
         one.lacks("communication", "bytes of some operations", "their source does not tell the size of a call")
     if any(row["exposed"] is None for row in table):
         why = "it shows in kernels, or between two calls, which were not recorded"

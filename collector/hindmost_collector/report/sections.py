@@ -292,7 +292,7 @@ WRITTEN: dict[str, Callable[[Any], str]] = {
     "words": str,
     "count": lambda value: f"{value:,.0f}",
     "number": columns.number,
-    "ms": duration,
+    "ms": lambda value: duration(value) if abs(value) >= 1e-4 or not value else "<0.0001 ms",
     "s": _seconds,
     "ratio": percent,
     "bytes": columns.size,
