@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hindmost_collector.recordings.load import load
 from hindmost_collector.report import section_rows
+from hindmost_collector.report.text import render
 from hindmost_judge.judge import judge
 
 FOLDER = Path(__file__).resolve().parents[1] / "fixtures/quadrants"
@@ -49,6 +50,19 @@ def test_what_a_gpu_achieved_is_what_its_loop_counted(name: str, key: str, count
     (row,) = sections(name)["limits"]["achieved"]
     assert row[key] == pytest.approx(counted, rel=0.05)
     assert row[key] < row[f"peak_{key}"]
+
+
+@pytest.mark.parametrize(
+    ("name", "to_do"), [("copies", "move fewer bytes"), ("pageable", "`DataLoader(..., pin_memory=True)`")]
+)
+def test_what_helps_follows_what_limits_a_lone_rank(name: str, to_do: str) -> None:
+    """Its setting, and not only where to look for one."""
+    run = load(FOLDER / f"{name}.tar.xz")
+    found = judge(run)
+    report = found.to_dict()
+    page = render(report | {"sections": section_rows.of(run, report, found.overview, ("limits", "advice"))})
+    first, *_ = [line for line in page.splitlines() if line.startswith("DO")]
+    assert to_do in first
 
 
 def test_products_are_above_the_ridge() -> None:

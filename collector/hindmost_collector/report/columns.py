@@ -137,6 +137,8 @@ _DO_ON = {
     "cpu": "run fewer ranks, or threads of each, per node: no more than it has CPUs",
     "communication": "overlap transfers with computing, or send less data",
     "copies": "copy from pinned memory, in the background: `pin_memory=True`, `batch.to(device, non_blocking=True)`",
+    "gpu_compute": "compute less per sample, at a lower precision (bf16, FP8), or on more GPUs",
+    "gpu_memory": "move fewer bytes: fuse kernels (`torch.compile`), use a lower precision (bf16, FP8)",
     "host": "launch fewer, larger kernels: CUDA graphs, torch.compile, fused optimizers, larger batches",
     "checkpoint": f"save {SAVING}",
     "serial": f"see what that rank does in these steps; if it saves, save {SAVING}",

@@ -109,6 +109,12 @@ class _Request:
         return not self.end_alone and columns.limits_more(self.report)
 
     @cached_property
+    def on_limit(self) -> list[str]:
+        """What to do about what limits the job; the settings, too, where that is reported first."""
+        settings = columns.settings(self.report) if self.limit_first else []
+        return [*filter(None, [columns.on_bound(self.report)]), *settings]
+
+    @cached_property
     def notes(self) -> list[str]:
         """All of them, those on stalls first, without what is said with the pace, or of a stall by its verdict."""
         said = [f"{STALL}{line}" for one in self.verdicts for line in (one.why if self.explain else decisive(one))]
@@ -145,12 +151,12 @@ def _lines(request: _Request) -> Iterator[RenderableType]:
     if job.get("to_do"):
         yield labelled("DO", job["to_do"])
     if request.limit_first:
-        yield from _limit(report)
+        yield from _limit(request)
     yield from _verdicts(request)
     if found := overlap(report):
         yield labelled("NOTE", found, "dim")
     if not request.end_alone and not request.limit_first and (request.explain or columns.bound_by(report)):
-        yield from _limit(report)
+        yield from _limit(request)
     if not request.end_alone:
         yield from _pace(request)
     for at, line in enumerate(columns.waste(report) if request.explain else ()):
@@ -173,7 +179,8 @@ def _verdicts(request: _Request) -> Iterator[RenderableType]:
             why = () if balanced and job.get("to_do") else decisive(one)
             yield labelled("NOTE", "; ".join((one.what, *why) if balanced else why or (one.what,)), "dim")
         elif request.limit_first and ALONE in one.what and not request.explain:
-            yield from (labelled("DO", line) for line in one.do)
+            if not request.on_limit:
+                yield from (labelled("DO", line) for line in one.do)
             yield labelled("NOTE", one.what, "dim")
         else:
             yield from _verdict(one, request.width, request.explain)
@@ -181,7 +188,7 @@ def _verdicts(request: _Request) -> Iterator[RenderableType]:
 
 def _pace(request: _Request) -> Iterator[RenderableType]:
     """Settings to try, the job's pace, and who was waited for before the first step."""
-    for setting in columns.settings(request.report):
+    for setting in () if request.limit_first else columns.settings(request.report):
         yield labelled("TRY", setting)
     if pace := sections.in_one_line(request.report.get("sections") or {}):
         yield labelled("PACE", pace)
@@ -289,12 +296,12 @@ def _that_fit(widths: Sequence[int], width: int) -> Iterator[tuple[int, int]]:
         first = max(last, first + 1)
 
 
-def _limit(report: Mapping[str, Any]) -> Iterator[RenderableType]:
+def _limit(request: _Request) -> Iterator[RenderableType]:
     """What limits the job, and what to do about it."""
-    if bound := columns.bound(report):
+    if bound := columns.bound(request.report):
         yield labelled(_LIMITED, bound)
-        if to_do := columns.on_bound(report):
-            yield labelled("DO", to_do)
+        for at, to_do in enumerate(request.on_limit):
+            yield labelled("TRY" if at else "DO", to_do)
 
 
 def table_of(titles: Sequence[str], left: Collection[str] = ()) -> Table:
