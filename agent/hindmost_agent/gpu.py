@@ -7,7 +7,7 @@ from enum import Enum
 from typing import Any, NamedTuple
 
 from hindmost_agent.jobs.processes import owner
-from hindmost_agent.sampler import GPU, NAN, Absent, Host, Metric, Sampler, Series, counter, gauge, series
+from hindmost_agent.sampler import GPU, NAN, Absent, Host, Metric, Sampler, Series, TableSampler, counter, gauge, series
 
 log = logging.getLogger(__name__)
 
@@ -258,53 +258,66 @@ class GpuSampler(Sampler):
         return values
 
 
-def of_each(sampler: Sampler, devices: Iterable[Any], ask: Callable[[Any], Mapping[Series, float]]) -> list[float]:
-    """The values of what these GPUs (each with its ``uuid``) have now, which are the sampler's series from now on."""
-    found: dict[Series, float] = {}
-    for device in devices:
-        sampler.host.asking.of(device.uuid)
-        found.update(ask(device))
-    sampler.host.asking.of("")
-    sampler.series = tuple(found)
-    return list(found.values())
-
-
 def _goes_on(before: Card | None, now: Card) -> Card:
     """The card as it was read before, with what it remembers; the new one where it is asked again after it hung."""
     return before if type(before) is type(now) else now
 
 
-class Owners(Sampler):
+class EachGpu(TableSampler):
+    """Base of samplers whose series of a GPU come and go. One that is lost takes no other's along."""
+
+    asks_driver = GPU
+    maker: Maker
+    #: What is read of a GPU, for the log.
+    what: str
+
+    def __init__(self, host: Host) -> None:
+        super().__init__(host)
+        self.library = self.maker.opened(host)
+        self._error: type[Exception] = getattr(self.library.lib, self.maker.error)
+        self._said: set[str] = set()
+
+    @abstractmethod
+    def of(self, lib: Any, device: Device) -> Mapping[Series, float]:
+        """What a GPU has now."""
+
+    def devices(self) -> Iterable[Device]:
+        """The GPUs that are asked."""
+        return self.maker.opened(self.host).devices
+
+    def table(self) -> dict[Series, float]:
+        found: dict[Series, float] = {}
+        for device in self.devices():
+            self.host.asking.of(device.uuid)
+            try:
+                found.update(self.of(self.library.lib, device))
+            except self._error as error:
+                if self.maker.trouble(error) is not Trouble.UNSUPPORTED and device.uuid not in self._said:
+                    self._said.add(device.uuid)
+                    why = " ".join(str(error).split())
+                    log.warning("GPU %s: its %s could not be read (%s)", device.uuid, self.what, why)
+        self.host.asking.of("")
+        return found
+
+
+class Owners(EachGpu):
     """The job's ranks on each GPU of one maker and the memory that they use there; the maker's file says how to ask."""
 
     period = 10.0
     tells_why = True
-    asks_driver = GPU
     metrics = (RANK, RANK_MEMORY)
-    maker: Maker
-
-    def __init__(self, host: Host) -> None:
-        super().__init__(host)
-        self._lib = self.maker.opened(host).lib
-        self._error: type[Exception] = getattr(self._lib, self.maker.error)
-        self._said: set[str] = set()
+    what = "processes"
 
     @abstractmethod
     def processes(self, lib: Any, device: Device) -> Iterable[tuple[int, float]]:
         """Pid and bytes in use of each process on a GPU; NaN where the driver does not report the bytes."""
 
-    def sample(self) -> list[float]:
+    def table(self) -> dict[Series, float]:
         forget_ended(self.host)
-        return of_each(self, self.maker.opened(self.host).devices, self._or_nothing)
+        return super().table()
 
-    def _or_nothing(self, device: Any) -> dict[Series, float]:
-        try:
-            return owners(self.host, device.uuid, self.processes(self._lib, device))
-        except self._error as error:  # a GPU that is lost takes no other's ranks along
-            if self.maker.trouble(error) is not Trouble.UNSUPPORTED and device.uuid not in self._said:
-                self._said.add(device.uuid)
-                log.warning("GPU %s: its processes could not be read (%s)", device.uuid, " ".join(str(error).split()))
-            return {}
+    def of(self, lib: Any, device: Device) -> dict[Series, float]:
+        return owners(self.host, device.uuid, self.processes(lib, device))
 
 
 def owners(host: Host, gpu_uuid: str, processes: Iterable[tuple[int, float]]) -> dict[Series, float]:

@@ -9,10 +9,9 @@ import re
 from abc import abstractmethod
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
-from hindmost_agent.jobs.ranks import RankProcess
-from hindmost_agent.sampler import NAN, Absent, Host, Sampler, Series, series
+from hindmost_agent.sampler import NAN, Absent, Host, Sampler, Series
 
 log = logging.getLogger(__name__)
 
@@ -231,56 +230,3 @@ class NumberFiles(Sampler):
             self._said.add(name)
             why = error.strerror if isinstance(error, OSError) else error
             log.info("sampler %s: %s is missing: %s: %s (logged once)", self.name, name, item.path, why)
-
-
-class ProcessFiles(Protocol):
-    """The open files of one process; ``out_of_reach`` names those that may not be read, whose values are missing."""
-
-    out_of_reach: str
-
-    def values(self) -> list[float]:
-        """In the order of the sampler's metrics. Raises ``ProcessLookupError`` once the process has gone."""
-
-
-class RankFiles(Sampler):
-    """Base of samplers that read the same files of each rank's process: takes on new ranks, leaves those that went."""
-
-    def __init__(self, host: Host) -> None:
-        super().__init__(host)
-        self._generation = -1
-        self._watched: dict[RankProcess, ProcessFiles] = {}
-        self._said = False
-
-    @abstractmethod
-    def watch(self, folder: str) -> ProcessFiles:
-        """Open the files of the process whose folder this is. Raises ``OSError`` where they are not there."""
-
-    def sample(self) -> list[float]:
-        if self.host.ranks.generation != self._generation:
-            self._follow()
-        values: list[float] = []
-        for watch in self._watched.values():
-            values += self._values(watch)
-        return values
-
-    def _values(self, watch: ProcessFiles) -> list[float]:
-        try:
-            return watch.values()
-        except ProcessLookupError:
-            return [NAN] * len(self.metrics)
-
-    def _open(self, rank: RankProcess) -> ProcessFiles | None:
-        try:
-            watch = self.watch(f"{self.host.proc}/{rank.pid}")
-        except (FileNotFoundError, ProcessLookupError):  # it has ended in the meantime
-            return None
-        if watch.out_of_reach and not self._said:
-            self._said = True
-            log.warning("/proc/%d: %s cannot be read (logged once)", rank.pid, watch.out_of_reach)
-        return watch
-
-    def _follow(self) -> None:
-        followed = {rank: self._watched.get(rank) or self._open(rank) for rank in self.host.ranks.shown()}
-        self._watched = watched = {rank: watch for rank, watch in followed.items() if watch}
-        self._generation = self.host.ranks.generation
-        self.series = tuple(series(metric, rank.job_id, str(rank.rank)) for rank in watched for metric in self.metrics)

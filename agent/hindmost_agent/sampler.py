@@ -8,7 +8,7 @@ import threading
 from abc import ABC, abstractmethod
 from array import array
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import lru_cache
@@ -193,14 +193,30 @@ class Sampler(ABC):
     source: ClassVar[str]
     metrics: ClassVar[tuple[Metric, ...]]
 
-    series: tuple[Series, ...] = ()
-
     def __init__(self, host: Host) -> None:
         self.host = host
+        self.series: tuple[Series, ...] = tuple(series(metric) for metric in self.metrics if not metric.labels)
 
     @abstractmethod
     def sample(self) -> list[float]:
         """One value for each of ``series``. Raises ``Absent``, ``OSError``, ``ValueError``."""
+
+
+class TableSampler(Sampler):
+    """Base of samplers whose series come and go: ``table`` has those of one reading, with their values."""
+
+    @abstractmethod
+    def table(self) -> Mapping[Series, float]:
+        """Raises as ``sample`` does."""
+
+    def sample(self) -> list[float]:
+        found = self.table()
+        self.series = tuple(found)
+        return list(found.values())
+
+    def row(self, values: Iterable[float], *labels: str) -> dict[Series, float]:
+        """Values of all ``metrics``, in their order, with the same labels."""
+        return dict(zip((series(metric, *labels) for metric in self.metrics), values, strict=True))
 
 
 REGISTRY: dict[str, type[Sampler]] = {}

@@ -84,7 +84,7 @@ class Amd(GpuSampler):
         return [
             Call("utilisation", rates, partial(_activity, lib, handle)),
             Call("power", (series(gpu.POWER, uuid),), partial(_power, lib, handle)),
-            Call("clock", (series(gpu.SM_CLOCK, uuid),), partial(_sm_clock, lib, handle)),
+            Call("clock", (series(gpu.SM_CLOCK, uuid),), partial(_clock, lib, handle, lib.AmdSmiClkType.GFX)),
         ]
 
 
@@ -99,8 +99,8 @@ def _power(lib: Any, handle: Any) -> tuple[float]:
     return (next((value for value in watts if value > 0), NAN),)
 
 
-def _sm_clock(lib: Any, handle: Any) -> tuple[float]:
-    return (number(lib.amdsmi_get_clock_info(handle, lib.AmdSmiClkType.GFX)["clk"], 1e6),)
+def _clock(lib: Any, handle: Any, kind: Any, key: str = "clk") -> tuple[float]:
+    return (number(lib.amdsmi_get_clock_info(handle, kind)[key], 1e6),)
 
 
 MIB = float(1 << 20)
@@ -126,7 +126,9 @@ class AmdState(GpuSampler):
             Call("memory", memory, partial(_memory, lib, handle)),
             Call("temperature", (series(gpu.TEMPERATURE, uuid),), core),
             Call("memory temperature", (series(gpu.MEMORY_TEMPERATURE, uuid),), vram),
-            Call("memory clock", (series(gpu.MEMORY_CLOCK, uuid),), partial(_memory_clock, lib, handle)),
+            Call(
+                "memory clock", (series(gpu.MEMORY_CLOCK, uuid),), partial(_clock, lib, handle, lib.AmdSmiClkType.MEM)
+            ),
         ]
 
 
@@ -147,10 +149,6 @@ def _memory(lib: Any, handle: Any) -> tuple[float, float]:
 
 def _temperature(lib: Any, handle: Any, kind: Any) -> tuple[float]:
     return (number(lib.amdsmi_get_temp_metric(handle, kind, lib.AmdSmiTemperatureMetric.CURRENT)),)
-
-
-def _memory_clock(lib: Any, handle: Any) -> tuple[float]:
-    return (number(lib.amdsmi_get_clock_info(handle, lib.AmdSmiClkType.MEM)["clk"], 1e6),)
 
 
 @register
@@ -190,7 +188,7 @@ class AmdHealth(GpuSampler):
         pcie = (series(gpu.PCIE_WIDTH, uuid), series(gpu.PCIE_GENERATION, uuid), series(gpu.PCIE_REPLAYS, uuid))
         kinds = lib.AmdSmiClkType
         # What never changes is asked for once.
-        most, memory_most = (cache(partial(_highest, lib, handle, kind)) for kind in (kinds.GFX, kinds.MEM))
+        most, memory_most = (cache(partial(_clock, lib, handle, kind, "max_clk")) for kind in (kinds.GFX, kinds.MEM))
         return [
             Call("identity", (series(gpu.INFO, *identity),), lambda: (1.0,)),
             Call("highest clock", (series(gpu.SM_CLOCK_MAX, uuid),), most),
@@ -204,10 +202,6 @@ class AmdHealth(GpuSampler):
     def sample(self) -> list[float]:
         AMD.look_again(self.host)
         return super().sample()
-
-
-def _highest(lib: Any, handle: Any, kind: Any) -> tuple[float]:
-    return (number(lib.amdsmi_get_clock_info(handle, kind)["max_clk"], 1e6),)
 
 
 def _limit(lib: Any, handle: Any) -> tuple[float]:

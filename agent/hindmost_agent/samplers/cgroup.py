@@ -4,7 +4,7 @@ import contextlib
 from pathlib import Path, PurePosixPath
 
 from hindmost_agent.kernel_files import File, read_once
-from hindmost_agent.sampler import NAN, Host, Metric, Sampler, Series, counter, gauge, register, series
+from hindmost_agent.sampler import NAN, Host, Metric, Series, TableSampler, counter, gauge, register, series
 
 
 def _gauge(what: str, text: str) -> Metric:
@@ -144,7 +144,7 @@ def _all(group: Group) -> dict[Series, float]:
 
 
 @register
-class Cgroup(Sampler):
+class Cgroup(TableSampler):
     """The control groups that the node's ranks are in, and those above with a limit, each once."""
 
     name = "cgroup"
@@ -158,7 +158,7 @@ class Cgroup(Sampler):
         self._groups: list[Group] = []
         self._of_ranks: list[Series] = []
 
-    def sample(self) -> list[float]:
+    def table(self) -> dict[Series, float]:
         placed = {}
         for rank in self.host.ranks.shown():
             with contextlib.suppress(OSError):  # the process has gone
@@ -170,8 +170,7 @@ class Cgroup(Sampler):
         found = dict.fromkeys(self._of_ranks, 1.0)
         for group in self._groups:
             found.update(_all(group))
-        self.series = tuple(found)
-        return list(found.values())
+        return found
 
     def _follow(self) -> None:
         groups: dict[frozenset[str], Group] = {}

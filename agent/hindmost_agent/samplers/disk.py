@@ -3,7 +3,7 @@
 import re
 
 from hindmost_agent.kernel_files import File
-from hindmost_agent.sampler import Host, Sampler, counter, gauge, register, series
+from hindmost_agent.sampler import Host, Series, TableSampler, counter, gauge, register
 
 #: Partitions repeat their disk; loop, ram and floppy devices hold no training data.
 PARTITION = re.compile(rb"((sd|vd|xvd|hd)[a-z]+\d+|(nvme\d+n\d+|mmcblk\d+)p\d+|loop\d+|ram\d+|fd\d+|sr\d+|zram\d+)$")
@@ -20,7 +20,7 @@ BUSY = counter("hindmost_node_disk_busy_seconds_total", "Time with at least one 
 
 
 @register
-class Disk(Sampler):
+class Disk(TableSampler):
     """Reads and writes of whole disks; partitions, loop and RAM devices are left out."""
 
     name = "disk"
@@ -31,28 +31,14 @@ class Disk(Sampler):
     def __init__(self, host: Host) -> None:
         super().__init__(host)
         self._file = File(host.proc / "diskstats")
-        self._names: list[bytes] = []
-        self._kept: dict[bytes, bool] = {}
 
-    def sample(self) -> list[float]:
-        names, values = [], []
+    def table(self) -> dict[Series, float]:
+        found: dict[Series, float] = {}
         for line in self._file.read().splitlines():
             fields = line.split()
-            if len(fields) >= 14 and self._keeps(fields[2]):
-                names.append(fields[2])
-                values += _values(fields)
-        if names != self._names:
-            self._names = names
-            self.series = tuple(
-                series(metric, name.decode("utf-8", "replace")) for name in names for metric in self.metrics
-            )
-        return values
-
-    def _keeps(self, name: bytes) -> bool:
-        whole_disk = self._kept.get(name)
-        if whole_disk is None:
-            whole_disk = self._kept[name] = not PARTITION.match(name)
-        return whole_disk
+            if len(fields) >= 14 and not PARTITION.match(fields[2]):
+                found |= self.row(_values(fields), fields[2].decode("utf-8", "replace"))
+        return found
 
 
 def _values(fields: list[bytes]) -> list[float]:

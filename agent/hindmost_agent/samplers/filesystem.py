@@ -3,7 +3,7 @@
 import os
 
 from hindmost_agent.kernel_files import File, mount_text
-from hindmost_agent.sampler import NAN, Absent, Host, Sampler, gauge, register, series
+from hindmost_agent.sampler import NAN, Absent, Host, Series, TableSampler, gauge, register
 
 #: Only file systems that answer from this node: asking a network file system for its size may block for ever.
 LOCAL = {b"ext2", b"ext3", b"ext4", b"xfs", b"btrfs", b"zfs", b"f2fs", b"tmpfs", b"overlay", b"vfat"}
@@ -17,7 +17,7 @@ READONLY = gauge("hindmost_node_filesystem_readonly", "1 if mounted read-only.",
 
 
 @register
-class Filesystem(Sampler):
+class Filesystem(TableSampler):
     """Space and inodes of local file systems, each listed once. Network file systems are not read."""
 
     name = "filesystem"
@@ -29,16 +29,14 @@ class Filesystem(Sampler):
         super().__init__(host)
         self._mounts = File(host.proc / "self/mounts")
 
-    def sample(self) -> list[float]:
-        found, values = [], []
+    def table(self) -> dict[Series, float]:
+        found: dict[Series, float] = {}
         for mount in self._local():
-            labels = [mount_text(part) for part in mount[:3]]
-            found += [series(metric, *labels) for metric in self.metrics]
-            values += self._sizes(labels[1])
+            labels = [mount_text(part) for part in mount]
+            found |= self.row(self._sizes(labels[1]), *labels)
         if not found:
             raise Absent("no local file system")
-        self.series = tuple(found)
-        return values
+        return found
 
     def _local(self) -> list[list[bytes]]:
         """Device, mount point and type of each local file system, the first mount of each."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hindmost_agent.kernel_files import read_once
 from hindmost_agent.nvml import NVIDIA
-from hindmost_agent.sampler import GPU, Absent, Host, Sampler, gauge, register, series
+from hindmost_agent.sampler import GPU, Absent, Host, Series, TableSampler, gauge, register, series
 
 JOB = gauge("hindmost_gpu_job_info", "1; a job that the scheduler gave this GPU.", "gpu_uuid", "job")
 #: dcgm-exporter's name for the folder.
@@ -21,7 +21,7 @@ _JOBS, _BYTES = 16, 4096
 
 
 @register
-class GpuJobs(Sampler):
+class GpuJobs(TableSampler):
     """Jobs by GPU, also of those that no process uses yet."""
 
     name = "gpu_jobs"
@@ -37,9 +37,8 @@ class GpuJobs(Sampler):
             raise Absent(f"{VARIABLE} names no folder")
         self._uuid = {device.number: device.uuid for device in NVIDIA.opened(host).devices}
 
-    def sample(self) -> list[float]:
-        self.series = tuple(sorted({series(JOB, uuid, job) for uuid, job in self._jobs()}))
-        return [1.0] * len(self.series)
+    def table(self) -> dict[Series, float]:
+        return dict.fromkeys(sorted(series(JOB, uuid, job) for uuid, job in self._jobs()), 1.0)
 
     def _jobs(self) -> list[tuple[str, str]]:
         """GPU and job of each line; a folder that is not there yet has none."""

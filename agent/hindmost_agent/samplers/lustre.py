@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from hindmost_agent.kernel_files import read_once
-from hindmost_agent.sampler import Absent, Host, Metric, Sampler, Series, counter, register, series
+from hindmost_agent.sampler import Absent, Host, Metric, Series, TableSampler, counter, register, series
 
 
 def _of(what: str, text: str, *labels: str) -> Metric:
@@ -31,7 +31,7 @@ OPERATIONS = {
 
 
 @register
-class Lustre(Sampler):
+class Lustre(TableSampler):
     """The client side of each Lustre file system, all its mounts together; 2.12 and later show it to root only.
 
     Lustre 2.14 and later report how long operations took.
@@ -47,7 +47,7 @@ class Lustre(Sampler):
         self._roots = (host.proc / "fs/lustre/llite", host.sys / "kernel/debug/lustre/llite")
         self._mounted = host.sys / "fs/lustre/llite"
 
-    def sample(self) -> list[float]:
+    def table(self) -> dict[Series, float]:
         # Mounts come and go with jobs: there are few, and one listing every ten seconds finds them.
         pages = {path.parent.name: _page(path) for root in self._roots for path in _stats(root)}
         failed = [page for page in pages.values() if isinstance(page, OSError)]
@@ -60,8 +60,7 @@ class Lustre(Sampler):
             # "scratch-ffff9a01c7f4e800": the file system's name, then the mount's address
             for one, value in _parsed(page, instance.rpartition("-")[0] or instance).items():
                 found[one] = found.get(one, 0.0) + value
-        self.series = tuple(found)
-        return list(found.values())
+        return found
 
     def _absent(self, failed: list[OSError]) -> Absent:
         """Why there is nothing to read."""

@@ -1,7 +1,7 @@
 """Memory of the node, by what it is used for."""
 
 from hindmost_agent.kernel_files import File, Lines
-from hindmost_agent.sampler import Host, Metric, Sampler, gauge, register, series
+from hindmost_agent.sampler import Host, Metric, Sampler, gauge, register
 
 
 def _bytes(what: str, text: str) -> Metric:
@@ -43,7 +43,6 @@ class Memory(Sampler):
     def __init__(self, host: Host) -> None:
         super().__init__(host)
         self._meminfo = Lines(File(host.proc / "meminfo", one_record=True), tuple(MEMINFO))
-        self.series = tuple(series(metric) for metric in self.metrics)
 
     def sample(self) -> list[float]:
         memory = [kib * 1024 for kib in self._meminfo.read()]

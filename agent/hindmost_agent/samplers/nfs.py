@@ -1,7 +1,7 @@
 """What the NFS client did on each mount: bytes, operations, retransmissions and how long they took."""
 
 from hindmost_agent.kernel_files import File, mount_text
-from hindmost_agent.sampler import Absent, Host, Metric, Sampler, Series, counter, register, series
+from hindmost_agent.sampler import Absent, Host, Metric, Series, TableSampler, counter, register, series
 
 _BY = ("export", "mountpoint")
 
@@ -29,7 +29,7 @@ OPERATIONS = {b"READ", b"WRITE", b"OPEN", b"GETATTR", b"LOOKUP", b"COMMIT", b"CR
 
 
 @register
-class Nfs(Sampler):
+class Nfs(TableSampler):
     """NFS mounts; only operations that have happened are shown.
 
     Mounts that share a superblock, e.g. bind mounts, all show the sum of their traffic.
@@ -44,7 +44,7 @@ class Nfs(Sampler):
         super().__init__(host)
         self._file = File(host.proc / "self/mountstats")
 
-    def sample(self) -> list[float]:
+    def table(self) -> dict[Series, float]:
         found: dict[Series, float] = {}
         for block in self._file.read().split(b"device ")[1:]:
             head = block.split(None, 6)
@@ -53,8 +53,7 @@ class Nfs(Sampler):
                 self._mount(block, (mount_text(head[0]), mount_text(head[3])), found)
         if not found:
             raise Absent("no NFS mount")
-        self.series = tuple(found)
-        return list(found.values())
+        return found
 
     @staticmethod
     def _mount(block: bytes, labels: tuple[str, str], found: dict[Series, float]) -> None:

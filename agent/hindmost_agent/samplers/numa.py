@@ -1,7 +1,7 @@
 """Memory of each NUMA node, and how often it had to come from another."""
 
 from hindmost_agent.kernel_files import File, text
-from hindmost_agent.sampler import Absent, Host, Metric, Sampler, counter, gauge, register, series
+from hindmost_agent.sampler import Absent, Host, Metric, Series, TableSampler, counter, gauge, register, series
 
 
 def _gauge(what: str, text: str) -> Metric:
@@ -29,7 +29,7 @@ CPUS = gauge("hindmost_node_numa_cpus_info", "1; the list of cores of this NUMA 
 
 
 @register
-class Numa(Sampler):
+class Numa(TableSampler):
     """Memory by NUMA node; off where there is only one."""
 
     name = "numa"
@@ -46,17 +46,13 @@ class Numa(Sampler):
         self._files = [(str(number), File(path / "meminfo"), File(path / "numastat")) for number, path in nodes]
         self._cpus = [series(CPUS, str(number), text(path / "cpulist")) for number, path in nodes]
 
-    def sample(self) -> list[float]:
-        found = list(self._cpus)
-        values = [1.0] * len(found)
+    def table(self) -> dict[Series, float]:
+        found = dict.fromkeys(self._cpus, 1.0)
         for number, meminfo, numastat in self._files:
             # "Node 0 MemTotal:  131923108 kB"
             lines = (line.split() for line in meminfo.read().splitlines())
             memory = {fields[2].rstrip(b":"): int(fields[3]) * 1024 for fields in lines if len(fields) >= 4}
             pages = {key: int(count) for key, count in (line.split() for line in numastat.read().splitlines())}
             for table, metrics in ((memory, MEMINFO), (pages, NUMASTAT)):
-                there = [key for key in metrics if key in table]
-                found += [series(metrics[key], number) for key in there]
-                values += [float(table[key]) for key in there]
-        self.series = tuple(found)
-        return values
+                found.update((series(metrics[key], number), float(table[key])) for key in metrics if key in table)
+        return found

@@ -1,14 +1,13 @@
 """NVIDIA GPUs: what they do and hold, by process and MIG instance too; their performance monitor; their health."""
 
-import logging
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache, lru_cache, partial
 from typing import Any
 
 from hindmost_agent import gpu
-from hindmost_agent.gpu import Call, Card, Device, GpuSampler, Owners, of_each, ratio
+from hindmost_agent.gpu import Call, Card, Device, EachGpu, GpuSampler, Owners, ratio
 from hindmost_agent.nvml import NVIDIA, Field, XidErrors, field_call
-from hindmost_agent.sampler import GPU, NAN, Absent, Host, Metric, Sampler, Series, counter, gauge, register, series
+from hindmost_agent.sampler import NAN, Absent, Host, Metric, Series, counter, gauge, register, series
 
 #: Bits of the clocks event reasons, as nvml.h names them.
 REASONS = {
@@ -163,8 +162,6 @@ class NvidiaProcesses(Owners):
         return ((one.pid, NAN if one.usedGpuMemory is None else one.usedGpuMemory) for one in running)
 
 
-log = logging.getLogger(__name__)
-
 MIG = gauge("hindmost_gpu_mig_info", "1; a MIG instance of this GPU.", "gpu_uuid", "mig_uuid")
 MIG_USED = gauge(
     "hindmost_gpu_mig_memory_used_bytes", "Device memory in use in a MIG instance.", "gpu_uuid", "mig_uuid"
@@ -172,66 +169,50 @@ MIG_USED = gauge(
 
 
 @register
-class NvidiaMig(Sampler):
+class NvidiaMig(EachGpu):
     """The MIG instances of each GPU and the memory used in them."""
 
     name = "nvidia_mig"
     period = 60.0  # whether a GPU is divided takes 0.3 ms to ask, and changes only when nothing runs on it
-    asks_driver = GPU
     source = "NVML"
+    maker = NVIDIA
     metrics = (MIG, MIG_USED)
+    what = "MIG instances"
 
     def __init__(self, host: Host) -> None:
         super().__init__(host)
-        self._nvml = NVIDIA.opened(host)
-        self._lib = self._nvml.lib
-        self._said: set[str] = set()
         self._divided = self._all_divided()
         if not self._divided:
             raise Absent("no GPU here is in MIG mode")
 
-    def sample(self) -> list[float]:
-        if NVIDIA.opened(self.host).devices != self._nvml.devices:  # a GPU that did not answer has joined, or one went
-            self._nvml = NVIDIA.opened(self.host)
+    def devices(self) -> list[Device]:
+        library = NVIDIA.opened(self.host)
+        if library.devices != self.library.devices:  # a GPU that did not answer has joined, or one went
+            self.library = library
             self._divided = self._all_divided()
-        return of_each(self, self._divided, self._or_nothing)
+        return self._divided
 
-    def _or_nothing(self, device: Device) -> dict[Series, float]:
-        try:
-            return self._used(device)
-        except self._lib.NVMLError as error:  # a lost GPU takes its own instances along, and no other's
-            if device.uuid not in self._said:
-                self._said.add(device.uuid)
-                log.warning("GPU %s: its MIG instances could not be read (%s)", device.uuid, error)
-            return {}
-
-    def _used(self, device: Device) -> dict[Series, float]:
+    def of(self, lib: Any, device: Device) -> dict[Series, float]:
         found: dict[Series, float] = {}
-        for handle in self._instances(device):
-            who = (device.uuid, str(self._lib.nvmlDeviceGetUUID(handle)))
+        for slot in range(lib.nvmlDeviceGetMaxMigDeviceCount(device.handle)):
+            try:
+                handle = lib.nvmlDeviceGetMigDeviceHandleByIndex(device.handle, slot)
+            except lib.NVMLError:  # this slot holds no instance
+                continue
+            who = (device.uuid, str(lib.nvmlDeviceGetUUID(handle)))
             found[series(MIG, *who)] = 1.0
-            found[series(MIG_USED, *who)] = float(self._lib.nvmlDeviceGetMemoryInfo(handle).used)
+            found[series(MIG_USED, *who)] = float(lib.nvmlDeviceGetMemoryInfo(handle).used)
         return found
 
     def _all_divided(self) -> list[Device]:
-        return [device for device in self._nvml.devices if self._is_divided(device)]
+        return [device for device in self.library.devices if self._is_divided(device)]
 
     def _is_divided(self, device: Device) -> bool:
         self.host.asking.of(device.uuid)
         try:
-            return bool(self._lib.nvmlDeviceGetMigMode(device.handle)[0])
-        except self._lib.NVMLError:  # not a GPU that can be divided
+            return bool(self.library.lib.nvmlDeviceGetMigMode(device.handle)[0])
+        except self.library.lib.NVMLError:  # not a GPU that can be divided
             return False
-
-    def _instances(self, device: Device) -> list[object]:
-        slots = range(self._lib.nvmlDeviceGetMaxMigDeviceCount(device.handle))
-        return [handle for slot in slots if (handle := self._instance(device, slot)) is not None]
-
-    def _instance(self, device: Device, slot: int) -> object:
-        try:
-            return self._lib.nvmlDeviceGetMigDeviceHandleByIndex(device.handle, slot)
-        except self._lib.NVMLError:  # this slot holds no instance
-            return None
 
 
 MIB = float(1 << 20)

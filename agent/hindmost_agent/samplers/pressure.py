@@ -4,7 +4,7 @@ import errno
 from pathlib import Path
 
 from hindmost_agent.kernel_files import File
-from hindmost_agent.sampler import Absent, Host, Sampler, Series, counter, register, series
+from hindmost_agent.sampler import Absent, Host, Series, TableSampler, counter, register, series
 
 RESOURCES = ("cpu", "io", "memory", "irq")
 
@@ -20,7 +20,7 @@ UNDEFINED = ("cpu", b"full")
 
 
 @register
-class Pressure(Sampler):
+class Pressure(TableSampler):
     """Pressure stall information (PSI) of the node; off where the kernel was built or booted without it."""
 
     name = "pressure"
@@ -35,17 +35,14 @@ class Pressure(Sampler):
         if not self._files:
             raise Absent("pressure is not kept; boot with psi=1" if folder.exists() else "no /proc/pressure")
 
-    def sample(self) -> list[float]:
-        found: list[Series] = []
-        values = []
+    def table(self) -> dict[Series, float]:
+        found: dict[Series, float] = {}
         for resource, file in self._files.items():
             for line in file.read().splitlines():
                 kind, _, rest = line.partition(b" ")
                 if kind in METRIC and (resource, kind) != UNDEFINED:
-                    found.append(series(METRIC[kind], resource))
-                    values.append(int(rest[rest.rindex(b"=") + 1 :]) / 1e6)
-        self.series = tuple(found)
-        return values
+                    found[series(METRIC[kind], resource)] = int(rest[rest.rindex(b"=") + 1 :]) / 1e6
+        return found
 
 
 def _accounted_file(path: Path) -> File | None:

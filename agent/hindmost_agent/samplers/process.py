@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import os
@@ -14,8 +15,8 @@ from typing import NamedTuple, TypeAlias
 
 from hindmost_agent.jobs.processes import children_of_main, descendants
 from hindmost_agent.jobs.ranks import RankProcess
-from hindmost_agent.kernel_files import File, RankFiles, mount_text, numbers, read_once
-from hindmost_agent.sampler import NAN, Host, Sampler, Series, counter, gauge, register, series
+from hindmost_agent.kernel_files import File, mount_text, numbers, read_once
+from hindmost_agent.sampler import NAN, Host, Sampler, Series, TableSampler, counter, gauge, register, series
 
 log = logging.getLogger(__name__)
 
@@ -50,19 +51,21 @@ _STOPPED_STATES = (b"T", b"t")
 
 
 class _StatWatch:
-    """One process's ``stat`` and ``schedstat``; the second may be out of reach."""
+    """One process's ``stat`` and ``schedstat``, which stay open; the second may be out of reach."""
 
     def __init__(self, folder: str) -> None:
         self._stat = File(f"{folder}/stat")
         self._schedstat: File | None = None
-        self.out_of_reach = ""
-        try:
+        with contextlib.suppress(OSError):
             self._schedstat = File(f"{folder}/schedstat")
-        except OSError:
-            self.out_of_reach = "schedstat"
+        self.whole = self._schedstat is not None
 
     def values(self) -> list[float]:
-        return [*_stat(self._stat.read()), *_schedstat(self._schedstat)]
+        """In the order of ``Process.metrics``; all missing once the process has gone."""
+        try:
+            return [*_stat(self._stat.read()), *_schedstat(self._schedstat)]
+        except ProcessLookupError:
+            return [NAN] * len(Process.metrics)
 
 
 def _stat(data: bytes) -> tuple[float, ...]:
@@ -89,15 +92,40 @@ def _schedstat(file: File | None) -> tuple[float, ...]:
 
 
 @register
-class Process(RankFiles):
+class Process(Sampler):
     """The ranks of this node, one process each; see `process_threads` and `process_children`."""
 
     name = "process"
     source = "/proc/PID/{stat,schedstat}"
     metrics = (CPU, SYSTEM, MINOR, MAJOR, THREADS, RESIDENT, STOPPED, BLOCKED, RUNQUEUE, SLICES)
 
-    def watch(self, folder: str) -> _StatWatch:
-        return _StatWatch(folder)
+    def __init__(self, host: Host) -> None:
+        super().__init__(host)
+        self._generation = -1
+        self._watched: dict[RankProcess, _StatWatch] = {}
+        self._said = False
+
+    def sample(self) -> list[float]:
+        if self.host.ranks.generation != self._generation:
+            self._follow()
+        return [value for watch in self._watched.values() for value in watch.values()]
+
+    def _follow(self) -> None:
+        """Take on new ranks, leave those that went."""
+        followed = {rank: self._watched.get(rank) or self._open(rank) for rank in self.host.ranks.shown()}
+        self._watched = watched = {rank: watch for rank, watch in followed.items() if watch}
+        self._generation = self.host.ranks.generation
+        self.series = tuple(series(metric, rank.job_id, str(rank.rank)) for rank in watched for metric in self.metrics)
+
+    def _open(self, rank: RankProcess) -> _StatWatch | None:
+        try:
+            watch = _StatWatch(f"{self.host.proc}/{rank.pid}")
+        except (FileNotFoundError, ProcessLookupError):  # it has ended in the meantime
+            return None
+        if not watch.whole and not self._said:
+            self._said = True
+            log.warning("/proc/%d: schedstat cannot be read (logged once)", rank.pid)
+        return watch
 
 
 ALLOWED = gauge("hindmost_process_allowed_cpus", "Cores on which the rank may run.", *_BY)
@@ -114,7 +142,7 @@ STATUS = re.compile(rb"^((?:Cpus|Mems)_allowed_list|(?:non)?voluntary_ctxt_switc
 
 
 @register
-class ProcessStatus(Sampler):
+class ProcessStatus(TableSampler):
     """Affinity and context switches of each rank's main thread."""
 
     name = "process_status"
@@ -122,12 +150,11 @@ class ProcessStatus(Sampler):
     source = "/proc/PID/status"
     metrics = (ALLOWED, AFFINITY, MEMORY_NODES, VOLUNTARY, INVOLUNTARY)
 
-    def sample(self) -> list[float]:
+    def table(self) -> dict[Series, float]:
         found: dict[Series, float] = {}
         for rank in self.host.ranks.shown():
             found.update(_status(self.host.proc / str(rank.pid), rank))
-        self.series = tuple(found)
-        return list(found.values())
+        return found
 
 
 def _status(folder: Path, rank: RankProcess) -> dict[Series, float]:
@@ -205,7 +232,7 @@ def group_name(name: str) -> str:
 
 
 @register
-class ProcessThreads(Sampler):
+class ProcessThreads(TableSampler):
     """Threads of each rank, those of one name together; see `process_children` for its DataLoader workers."""
 
     name = "process_threads"
@@ -217,15 +244,14 @@ class ProcessThreads(Sampler):
         super().__init__(host)
         self._threads: defaultdict[tuple[int, int], Sums] = defaultdict(Sums)
 
-    def sample(self) -> list[float]:
+    def table(self) -> dict[Series, float]:
         found: dict[Series, float] = {}
         live = {(rank.pid, rank.start_ticks): rank for rank in self.host.ranks.shown()}
         for key in self._threads.keys() - live.keys():
             del self._threads[key]
         for key, rank in live.items():
             found.update(_threads(self.host.proc / str(rank.pid), rank, self._threads[key]))
-        self.series = tuple(found)
-        return list(found.values())
+        return found
 
 
 def _threads(folder: Path, rank: RankProcess, sums: Sums) -> dict[Series, float]:
@@ -353,7 +379,7 @@ MOST_FILES = 64
 
 
 @register
-class ProcessChildren(Sampler):
+class ProcessChildren(TableSampler):
     """Storage that each rank read and wrote, and its descendants; a rank's DataLoader workers count with it."""
 
     name = "process_children"
@@ -373,7 +399,7 @@ class ProcessChildren(Sampler):
         self._samples = 0
         self._said = False
 
-    def sample(self) -> list[float]:
+    def table(self) -> dict[Series, float]:
         found: dict[Series, float] = {}
         live = {(rank.pid, rank.start_ticks): rank for rank in self.host.ranks.shown()}
         for table in (self._sums, self._known, self._mounts, self._calls):
@@ -389,8 +415,7 @@ class ProcessChildren(Sampler):
             if pids is not None:  # else the kernel lists none
                 self._known[key] = pids
             found.update(self._of_rank(rank, key, pids))
-        self.series = tuple(found)
-        return list(found.values())
+        return found
 
     def _of_rank(self, rank: RankProcess, key: tuple[int, int], pids: list[int] | None) -> dict[Series, float]:
         """The descendants of a rank added up, without those that are ranks; without them, the mounts it waits for."""

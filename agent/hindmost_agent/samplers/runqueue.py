@@ -1,7 +1,7 @@
 """Run-queue delay: how long threads of the whole node waited for a core; of one rank: `process.py`."""
 
 from hindmost_agent.kernel_files import File
-from hindmost_agent.sampler import Absent, Host, Sampler, counter, register, series
+from hindmost_agent.sampler import Absent, Host, Sampler, counter, register
 
 WAITED = counter("hindmost_node_runqueue_seconds_total", "Time that threads could have run but had no core, added up.")
 RAN = counter("hindmost_node_scheduled_seconds_total", "Time that threads ran, added up over cores.")
@@ -23,7 +23,6 @@ class Runqueue(Sampler):
             self._file = File(host.proc / "schedstat")
         except FileNotFoundError as error:
             raise Absent("the kernel keeps no scheduler statistics") from error
-        self.series = tuple(series(metric) for metric in self.metrics)
 
     def sample(self) -> list[float]:
         ran = waited = slices = cores = 0

@@ -1,7 +1,7 @@
 """TCP as the whole node sees it: a bad link shows as retransmissions and timeouts in MPI, gloo and NCCL sockets."""
 
 from hindmost_agent.kernel_files import File
-from hindmost_agent.sampler import NAN, Host, Metric, Sampler, counter, gauge, register, series
+from hindmost_agent.sampler import NAN, Host, Metric, Sampler, counter, gauge, register
 
 
 def _tcp(what: str, text: str) -> Metric:
@@ -37,7 +37,6 @@ class Tcp(Sampler):
     def __init__(self, host: Host) -> None:
         super().__init__(host)
         self._files = [File(host.proc / "net" / name, one_record=True) for name in ("snmp", "netstat")]
-        self.series = tuple(series(metric) for metric in self.metrics)
 
     def sample(self) -> list[float]:
         table: dict[tuple[bytes, bytes], float] = {}

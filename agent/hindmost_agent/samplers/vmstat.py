@@ -3,7 +3,7 @@
 import math
 
 from hindmost_agent.kernel_files import File, Lines
-from hindmost_agent.sampler import NAN, Host, Sampler, counter, register, series
+from hindmost_agent.sampler import NAN, Host, Sampler, counter, register
 
 #: Key in /proc/vmstat to metric.
 VMSTAT = {
@@ -37,7 +37,6 @@ class Vmstat(Sampler):
     def __init__(self, host: Host) -> None:
         super().__init__(host)
         self._lines = Lines(File(host.proc / "vmstat"), (*VMSTAT, *ZONES))
-        self.series = tuple(series(metric) for metric in self.metrics)
 
     def sample(self) -> list[float]:
         values = self._lines.read()
