@@ -36,7 +36,7 @@ from hindmost_collector.ingest import relay
 from hindmost_collector.live.sealing import from_memory
 from hindmost_collector.serve.credentials import Door, Gate
 from hindmost_collector.serve.exposition import INFO, STORE_FAILING, collected
-from hindmost_collector.serve.http import NoJobs, Page
+from hindmost_collector.serve.http import Page, Site
 from hindmost_collector.store import meta
 from hindmost_collector.store.clickhouse.client import Unreachable, is_url, parse
 from hindmost_collector.store.parquet.store import ParquetStore
@@ -245,7 +245,7 @@ def open_store(options: Options) -> Store | None:
 FIRST_S, LAST_S = 1.0, 15.0
 
 
-class Awaiting(NoJobs):
+class Awaiting(Site):
     """What the HTTP side shows meanwhile."""
 
     def __init__(self) -> None:

@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache, partial
 from itertools import compress
 from operator import mul
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from hindmost import ring
-from hindmost.ring import Event, layout
+from hindmost.ring import Event, Reader, layout
 from hindmost_proto import varint
 
 #: A value that was not measured: -1.
@@ -72,16 +72,6 @@ _SUPERSEDED = re.compile(b"%b(?=[^%b]*%b)" % (_GAP, bytes([ring.P2P, ring.COLLEC
 _ONE, _RUN, _NEGATIVE = re.compile(rb"\x01"), re.compile(rb"\x01+"), re.compile(rb"[\x80-\xff]")
 _KEPT_FLAGS = bytes(flags & FLAGS for flags in range(256))
 _CPU, _QUEUE, _GPU = _flagged(ring.CPU_KNOWN), _flagged(ring.RUNQUEUE_KNOWN), _flagged(ring.GPU_TIME)
-
-
-class Tables(Protocol):
-    """What the places in a record stand for."""
-
-    @property
-    def names(self) -> Mapping[int, str]: ...
-
-    @property
-    def comm_ids(self) -> Mapping[int, int]: ...
 
 
 class Calls:
@@ -138,7 +128,7 @@ class CallBuilder:
         self._left_ns = None
         self._launched.clear()
 
-    def feed(self, block: bytes, kinds: bytes, tables: Tables) -> None:
+    def feed(self, block: bytes, kinds: bytes, of: Reader) -> None:
         """Take in the calls among whole records. ``kinds`` has each one's kind, 0 where it is to be left out."""
         words = array("Q", block)
         measured, (own, cpu, queued) = self._gaps(block, words, kinds)
@@ -158,7 +148,7 @@ class CallBuilder:
         where, missing = calls.word(_WHERE), MISSING * len(measured)
         comms, peers = _half(where, _COMM), _half(where, _PEER)
         columns = (
-            _looked_up(comms, {comm: tables.comm_ids[comm].to_bytes(8, "little") for comm in _distinct(comms)}),
+            _looked_up(comms, {comm: of.comm_ids[comm].to_bytes(8, "little") for comm in _distinct(comms)}),
             _seq(where),
             starts,
             durations,
@@ -170,7 +160,7 @@ class CallBuilder:
             _put(missing, measured, queued) if queued.strip(b"\xff") else missing,
             enqueued or missing,
         )
-        self.rows.append(tables.names, _half(calls.word(_WHAT), _NAME), columns)
+        self.rows.append(of.names, _half(calls.word(_WHAT), _NAME), columns)
 
     def _gaps(self, block: bytes, words: array[int], kinds: bytes) -> tuple[bytes, Sequence[bytes]]:
         """``(of each call, 1 where the gap before it was measured, these gaps' self, CPU and run-queue times)``."""
@@ -364,12 +354,6 @@ NO_EVENTS = mask(layout.VOID, ring.P2P, ring.COLLECTIVE, ring.SELF, ring.LAUNCH)
 _HIGHEST = {15: LATEST_NS >> 56, 22: LONGEST_NS >> 48, 23: 1, 39: MOST + 1 >> 56}
 
 
-class Records(Tables, Protocol):
-    """A ring, as far as its records refer to it."""
-
-    def event(self, words: tuple[int, ...]) -> Event | None: ...
-
-
 class StepRow(NamedTuple):
     """One step of one rank; ``phases`` are exclusive of what nests in them."""
 
@@ -436,7 +420,7 @@ class RowBuilder:
         """Finished rows of calls."""
         return self._calls.rows
 
-    def feed(self, block: bytes, of: Records) -> None:
+    def feed(self, block: bytes, of: Reader) -> None:
         """Take in whole records of a ring. Finished rows are added to ``steps``, ``collectives``, ``intervals``."""
         kinds = self._undamaged(block)
         self._calls.feed(block, kinds, of)

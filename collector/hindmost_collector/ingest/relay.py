@@ -15,7 +15,7 @@ import logging
 import random
 import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import grpc.aio
 from google.protobuf.message import DecodeError
@@ -31,7 +31,7 @@ from hindmost_collector.ingest.streams import LAST_WORD_S
 from hindmost_collector.options import Options, address
 from hindmost_collector.serve.credentials import Door, Gate
 from hindmost_collector.serve.exposition import INFO, Metric, collected, counter, gauge, open_ports
-from hindmost_collector.serve.http import NoJobs, Page
+from hindmost_collector.serve.http import Page, Site
 
 Call = grpc.aio.StreamStreamCall[bytes, bytes]
 
@@ -157,7 +157,7 @@ async def _up(link: Link, number: int, first: bytes, requests: AsyncIterator[byt
         del message  # the next one comes after seconds
 
 
-class RelayPage(NoJobs):
+class RelayPage(Site):
     """What a relay's HTTP side shows: health and its own metrics."""
 
     def __init__(self, relay: Relay) -> None:
@@ -213,16 +213,6 @@ LONGEST_PAUSE_S = 10.0
 BATCH = b"\x1a"
 
 
-class Carried(Protocol):
-    """An agent's stream, as the link sees it."""
-
-    def tell(self, message: bytes) -> None:
-        """Send to the agent."""
-
-    def end(self, reason: str, *, away: bool = False) -> None:
-        """Close the agent's stream: as it should be, for a reason, or because the collector is ``away``."""
-
-
 def relayed(messages: Iterable[tuple[int, bytes | None]]) -> bytes:
     """An AgentMessage with ``(stream, its AgentMessage, None where it ended)`` in it, without taking any apart."""
     parts = []
@@ -250,7 +240,7 @@ class Link:
         self.connected = False
         self.messages = self.bytes = self.connects = 0
         self._jitter = jitter
-        self._streams: dict[int, Carried] = {}
+        self._streams: dict[int, RelayedAgent] = {}
         self._number = 0
         self._waiting: list[tuple[int, bytes | None]] = []
         self._waiting_bytes = 0
@@ -263,7 +253,7 @@ class Link:
         """How many agents' streams it carries."""
         return len(self._streams)
 
-    def open(self, carried: Carried) -> int:
+    def open(self, carried: RelayedAgent) -> int:
         """A number for a new agent's stream. Only while ``connected``."""
         self._number += 1
         self._streams[self._number] = carried

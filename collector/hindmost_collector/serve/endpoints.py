@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector,
 from hindmost_collector.live.jobs import HUNG, RUNNING, Contact
 from hindmost_collector.options import LEVELS
 from hindmost_collector.serve.exposition import CORE, JOB, RANK, fitting
+from hindmost_collector.serve.http import Site
 from hindmost_collector.serve.job_metrics import JobPage
 from hindmost_collector.serve.live_page import LivePage
 from hindmost_collector.serve.own_metrics import OwnMetrics, of_agents, torn
@@ -20,13 +21,13 @@ if TYPE_CHECKING:
     from hindmost_collector.live.jobs import LiveJob
 
 
-class Endpoints:
+class Endpoints(Site):
     """Reads a running collector from another thread."""
 
     def __init__(self, parts: Components) -> None:
         self._parts = parts
         self._jobs, self._remote_jobs = JobPage(), JobPage()
-        self.live = LivePage(parts)
+        self.live: LivePage = LivePage(parts)
         self._registry = CollectorRegistry()
         self._registry.register(OwnMetrics(parts))
         self._registry.register(parts.lag.histogram)

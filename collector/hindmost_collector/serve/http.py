@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from urllib.parse import parse_qs, urlencode, urlsplit
 
 from hindmost.errors import HindmostError
@@ -26,61 +26,33 @@ from hindmost_collector.page import document
 from hindmost_collector.refusals import Refusals
 from hindmost_collector.serve.credentials import ANONYMOUS, EVERYONE, Door, Visitor
 
-
-class Live(Protocol):
-    """What an open page asks for: :class:`hindmost_collector.serve.live_page.LivePage`."""
-
-    def state(self, name: str | None, /) -> dict[str, Any]: ...
-
-    def answer(self, what: str, query: Mapping[str, str], /) -> bytes | None: ...
-
-    def report_page(self, name: str, /) -> bytes | None: ...
-
-    def path(self, name: str, /) -> str: ...
+if TYPE_CHECKING:
+    from hindmost_collector.serve.live_page import LivePage
 
 
-class Endpoints(Protocol):
-    """What is served: a collector's side of it, or a relay's, which has no jobs to show."""
+class Site:
+    """What is served over HTTP. Without more, as on a relay or before the store is open, no job is known."""
 
-    @property
-    def live(self) -> Live | None: ...
+    live: LivePage | None = None
 
-    def metrics(self) -> bytes: ...
+    def metrics(self) -> bytes:
+        raise NotImplementedError
 
-    def report(self, name: str | None, /) -> dict[str, Any] | None: ...
+    def ready(self) -> str | None:
+        """Why it is not ready; None when it is."""
+        raise NotImplementedError
 
-    def newest(self, name: str | None, /) -> dict[str, Any] | None: ...
+    def owner(self, name: str) -> str | None: ...
 
-    def jobs(self) -> list[dict[str, Any]]: ...
+    def newest(self, name: str | None) -> dict[str, Any] | None: ...
 
-    def owner(self, name: str, /) -> str | None: ...
-
-    def ready(self) -> str | None: ...
-
-    def damage(self) -> list[str]: ...
-
-
-class NoJobs:
-    """The part of ``Endpoints`` that is about jobs, where none is known: on a relay, or before the store is open."""
-
-    live: Live | None = None
-
-    def owner(self, _: str) -> None:
-        """Of no job."""
+    def report(self, name: str | None) -> dict[str, Any] | None: ...
 
     def damage(self) -> list[str]:
-        """What is stored elsewhere is not known."""
         return []
 
     def jobs(self) -> list[dict[str, Any]]:
-        """None."""
         return []
-
-    def newest(self, _: str | None) -> None:
-        """Nothing is measured."""
-
-    def report(self, _: str | None) -> None:
-        """Nothing is judged."""
 
 
 #: Of what is damaged, readiness names so many.
@@ -119,7 +91,7 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server_version, sys_version = "hindmost", ""
     timeout = 10  # seconds that a slow client may hold a thread
-    endpoints: ClassVar[Endpoints]
+    endpoints: ClassVar[Site]
     streams: ClassVar[_Streams]
     door: ClassVar[Door | None]
     server: _Server
@@ -308,7 +280,7 @@ class _Streams:
             self._changed.wait_for(lambda: self._open == 0, GOODBYE_S)
 
 
-def _page(_: Endpoints, __: dict[str, str]) -> Answer:
+def _page(_: Site, __: dict[str, str]) -> Answer:
     nonce = secrets.token_urlsafe(16)
     body = gzip.compress(document.render(nonce=nonce).encode(), 6)
     return Answer(HTTPStatus.OK, _HTML, body, gzipped=True, scripts=f"'nonce-{nonce}'")
@@ -320,7 +292,7 @@ def _json(found: Any, missing: str = "no such job") -> Answer:
     return Answer(HTTPStatus.OK, _JSON, json.dumps(found).encode())
 
 
-def _report(endpoints: Endpoints, query: dict[str, str]) -> Answer:
+def _report(endpoints: Site, query: dict[str, str]) -> Answer:
     report = endpoints.report(query.get("job"))
     if report is None:
         return _json(None, "no report yet")
@@ -329,21 +301,21 @@ def _report(endpoints: Endpoints, query: dict[str, str]) -> Answer:
     return _json(with_rendered(report, path=endpoints.live.path(report["job"]["id"]) if endpoints.live else ""))
 
 
-def _live(endpoints: Endpoints, query: dict[str, str]) -> Answer:
+def _live(endpoints: Site, query: dict[str, str]) -> Answer:
     body = endpoints.live.answer(query.get("of", ""), query) if endpoints.live else None
     if body is None:
         return _json(None, "no such job, or nothing of that name")
     return Answer(HTTPStatus.OK, _JSON, body, gzipped=True)
 
 
-def _stored(endpoints: Endpoints, query: dict[str, str]) -> Answer:
+def _stored(endpoints: Site, query: dict[str, str]) -> Answer:
     body = endpoints.live.report_page(query.get("job", "")) if endpoints.live else None
     if body is None:
         return Answer(HTTPStatus.NOT_FOUND, _TEXT, b"no report of such a job is stored here\n")
     return Answer(HTTPStatus.OK, _HTML, gzip.compress(body, 1), gzipped=True)
 
 
-def _ready(endpoints: Endpoints, _: dict[str, str]) -> Answer:
+def _ready(endpoints: Site, _: dict[str, str]) -> Answer:
     reason = endpoints.ready()
     if reason:
         return Answer(HTTPStatus.SERVICE_UNAVAILABLE, _TEXT, f"{reason}\n".encode())
@@ -352,13 +324,13 @@ def _ready(endpoints: Endpoints, _: dict[str, str]) -> Answer:
     return Answer(HTTPStatus.OK, _TEXT, "".join(f"{one}\n" for one in ["ready", *shown[:DAMAGE_LINES], *more]).encode())
 
 
-def _ready_or_not(endpoints: Endpoints, _: dict[str, str]) -> Answer:
+def _ready_or_not(endpoints: Site, _: dict[str, str]) -> Answer:
     """Without the reasons, which name paths and hosts."""
     found = _ready(endpoints, _)
     return found._replace(body=b"ready\n" if found.status == HTTPStatus.OK else b"not ready\n")
 
 
-ROUTES: dict[str, Callable[[Endpoints, dict[str, str]], Answer]] = {
+ROUTES: dict[str, Callable[[Site, dict[str, str]], Answer]] = {
     "/": _page,
     "/report": _stored,
     "/metrics": lambda endpoints, _: Answer(HTTPStatus.OK, CONTENT_TYPE, endpoints.metrics()),
@@ -467,7 +439,7 @@ class _Server(ThreadingHTTPServer):
 class Page:
     """The server. Raises HindmostError when the port cannot be had."""
 
-    def __init__(self, address: tuple[str, int], endpoints: Endpoints, door: Door | None = None) -> None:
+    def __init__(self, address: tuple[str, int], endpoints: Site, door: Door | None = None) -> None:
         self._streams = _Streams()
         parts = {"endpoints": endpoints, "streams": self._streams, "door": door}
         self._handler: Any = type("Handler", (_Handler,), parts)
@@ -483,7 +455,7 @@ class Page:
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True, name="http")
         self._thread.start()
 
-    def show(self, endpoints: Endpoints) -> None:
+    def show(self, endpoints: Site) -> None:
         """Serve another side from now on."""
         self._handler.endpoints = endpoints
 

@@ -1,21 +1,29 @@
 """Between arrival and disk: what is not durable yet, how much of it there may be, and what a failing disk means."""
 
+from __future__ import annotations
+
 import asyncio
 import errno
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
-from hindmost_judge.model import Run
 
 from hindmost_collector.ingest.chunk import Chunk
 from hindmost_collector.ingest.definitions import Definitions
 from hindmost_collector.ingest.row_builder import Words
-from hindmost_collector.store.arrow_tables import Clock, Files, Rows, arrow_tables
+from hindmost_collector.store.arrow_tables import arrow_tables
 from hindmost_collector.store.parquet.journal import UnsettledError
+
+if TYPE_CHECKING:
+    from hindmost_collector.store.clickhouse.store import ClickHouseStore
+    from hindmost_collector.store.parquet.store import ParquetStore
+
+#: Where flushes go. ``write`` returns when its rows, files and sequences are durable together.
+Store: TypeAlias = "ParquetStore | ClickHouseStore"
 
 log = logging.getLogger(__name__)
 
@@ -23,37 +31,6 @@ log = logging.getLogger(__name__)
 HANGS_S = 30.0
 #: Writing and judging wait for each other for so long: at one time they would need the memory of both.
 WAIT_S = 2.0
-
-
-class Store(Protocol):
-    """Where flushes go. ``write`` returns when its rows, files and sequences are durable together."""
-
-    @property
-    def sequences(self) -> Mapping[str, int]: ...
-
-    @property
-    def clock(self) -> dict[str, Any]: ...
-
-    @property
-    def torn(self) -> Sequence[str]: ...
-
-    def write(
-        self, tables: Rows, sequences: Mapping[str, int], clock: Clock | None = None, files: Files | None = None
-    ) -> tuple[int, int]: ...
-
-    def write_meta(self, job: str, facts: Mapping[str, Any]) -> None: ...
-
-    def append_line(self, job: str, name: str, line: str) -> None: ...
-
-    def write_file(self, job: str, name: str, content: bytes) -> None: ...
-
-    def read_file(self, job: str, name: str) -> bytes | None: ...
-
-    def read(self, job: str) -> Run: ...
-
-    def place(self, job: str) -> str: ...
-
-    def close(self) -> None: ...
 
 
 class StoreRecorder:
