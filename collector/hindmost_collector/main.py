@@ -18,7 +18,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -27,15 +27,13 @@ from hindmost.daemon_process import raise_open_file_limit
 from hindmost.errors import HindmostError, UsageError, printable
 from hindmost_judge.settings import DEFAULT
 from hindmost_proto import retry
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import Metric
 
 from hindmost_collector import runtime
 from hindmost_collector.collector import Collector
 from hindmost_collector.ingest import relay
 from hindmost_collector.live.sealing import from_memory
 from hindmost_collector.serve.credentials import Door, Gate
-from hindmost_collector.serve.exposition import INFO, STORE_FAILING, collected
+from hindmost_collector.serve.exposition import INFO, STORE_FAILING, family
 from hindmost_collector.serve.http import Page, Site
 from hindmost_collector.store import meta
 from hindmost_collector.store.clickhouse.client import Unreachable, is_url, parse
@@ -250,16 +248,9 @@ class Awaiting(Site):
 
     def __init__(self) -> None:
         self.reason = ""
-        self._registry = CollectorRegistry()
-        self._registry.register(self)
-
-    def collect(self) -> Iterator[Metric]:
-        """That there is a collector, and that it cannot store."""
-        yield collected(INFO, [([__version__], 1)])
-        yield collected(STORE_FAILING, [((), 1)])
 
     def metrics(self) -> bytes:
-        return generate_latest(self._registry)
+        return (family(INFO, [([__version__], 1)]) + family(STORE_FAILING, [((), 1)])).encode()
 
     def ready(self) -> str:
         """Why this collector is not ready."""

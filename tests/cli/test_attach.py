@@ -17,6 +17,8 @@ from hindmost_cli.attach import target
 from hindmost_cli.attach.injected import Folded
 from hindmost_cli.attach.phases import Frame, Shares
 
+from tests.ring_records import Tables
+
 
 def stack(*files: str) -> list[Frame]:
     return [Frame("function", file, 1) for file in files]
@@ -169,19 +171,16 @@ def test_what_was_not_seen_is_null() -> None:
 
 def test_nested_phases_are_counted_once() -> None:
     """Of a ring's inclusive phases each keeps what nothing inside it took; measures are no time."""
-    folded = Folded()
+    folded, tables = Folded(), Tables()
     named = {"kind": ring.PHASE, "flags": 0, "seq": 0, "peer": -1, "comm_id": 0, "value": 0}
-    step = ring.Event(ring.STEP, 0, "train", 0, 0, 0, -1, 0, 0)
-    folded.add([step])
-    folded.add(
-        [
-            ring.Event(name="input", start_ns=0, duration_ns=20, **named),
-            ring.Event(name="sync", start_ns=50, duration_ns=30, **named),
-            ring.Event(name="backward", start_ns=40, duration_ns=40, **named),
-            ring.Event(name="cpu", start_ns=0, duration_ns=400, **named),
-            step._replace(start_ns=0, duration_ns=100, seq=1),
-        ]
-    )
+    events = [
+        ring.Event(name="input", start_ns=0, duration_ns=20, **named),
+        ring.Event(name="sync", start_ns=50, duration_ns=30, **named),
+        ring.Event(name="backward", start_ns=40, duration_ns=40, **named),
+        ring.Event(name="cpu", start_ns=0, duration_ns=400, **named),
+        ring.Event(ring.STEP, 0, "train", 0, 100, 1, -1, 0, 0),
+    ]
+    folded.add(tables.block(events), tables)
     seen = folded.shares().share
     assert (seen["input"], seen["comm"], seen["backward"], seen["other"]) == pytest.approx((0.2, 0.3, 0.1, 0.4))
 

@@ -387,8 +387,8 @@ async def test_insecure_is_logged_and_a_metric(caplog: pytest.LogCaptureFixture)
     """Who permits an open port can alert on it."""
     async with collecting(listen="0.0.0.0:0", insecure=True) as collector:
         text = collector.endpoints.metrics().decode()
-    assert 'hindmost_collector_insecure{port="listen"} 1.0' in text
-    assert 'hindmost_collector_insecure{port="http"} 0.0' in text
+    assert 'hindmost_collector_insecure{port="listen"} 1' in text
+    assert 'hindmost_collector_insecure{port="http"} 0' in text
     assert "everyone who reaches it is let in (--insecure)" in caplog.text
 
 

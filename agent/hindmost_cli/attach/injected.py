@@ -20,51 +20,39 @@ from typing import TYPE_CHECKING
 import hindmost
 from hindmost import ring
 from hindmost.errors import HindmostError
+from hindmost_agent.jobs.event_rows import RowBuilder, is_amount
 
 from hindmost_cli.attach.phases import PHASES, Shares
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from hindmost_cli.attach.target import Target
 
 #: Phase of the ring -> phase of the table, where they differ.
 NAMES = {"sync": "comm"}
-MEASURES = ("cpu", "runqueue", "negotiation", "gpu_")
 
 
 class Folded:
-    """A ring's phases, inclusive and nested, made into shares: sums each without what is nested in it.
-
-    A nested phase ends, and so is written, before its parent.
-    """
+    """A ring's steps made into shares, however many they are."""
 
     def __init__(self) -> None:
+        self._builder = RowBuilder()
         self._spent: Counter[str] = Counter()
-        self._open: list[tuple[int, int]] = []  # start and duration of phases whose parent may still come
         self._first = self._last = -1
 
-    def add(self, events: Iterable[ring.Event]) -> None:
-        """Take more events of one ring, in its order."""
-        for event in events:
-            end = event.start_ns + event.duration_ns
-            if event.kind == ring.STEP:
-                self._open.clear()
-                self._first = event.start_ns if self._first < 0 else self._first
-                self._last = end
-            elif event.kind == ring.PHASE and not event.name.startswith(MEASURES) and self._first >= 0:
-                self._add_phase(event.name, event.start_ns, event.duration_ns)
-
-    def _add_phase(self, name: str, start: int, duration: int) -> None:
-        own = duration
-        while self._open and self._open[-1][0] >= start:
-            own -= self._open.pop()[1]
-        self._open.append((start, duration))
-        phase = NAMES.get(name, name)
-        self._spent[phase if phase in PHASES else "other"] += own
+    def add(self, records: bytes, of: ring.Reader) -> None:
+        """Take whole records of the ring, in its order."""
+        self._builder.feed(records, of)
+        for step in self._builder.take().steps:
+            self._first = step.start_ns if self._first < 0 else self._first
+            self._last = step.start_ns + step.duration_ns
+            for name, ns in step.phases.items():
+                if not is_amount(name):
+                    self._spent[NAMES.get(name, name)] += ns
 
     def shares(self) -> Shares:
-        """Shares of the time from the first step seen to the last; empty where no step was seen."""
+        """Shares of the time from the first step to the last; empty where no step was seen."""
         total = self._last - self._first
         if total <= 0:
             return Shares({}, 0)
@@ -119,7 +107,7 @@ def measure(targets: Sequence[Target], seconds: float) -> list[Shares]:
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             for reader, fold in zip(readers, folded, strict=True):
-                fold.add(reader.poll())
+                fold.add(reader.read(), reader)
             time.sleep(0.1)
         return [fold.shares() for fold in folded]
 

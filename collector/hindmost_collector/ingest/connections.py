@@ -17,12 +17,11 @@ import grpc
 from google.protobuf.message import DecodeError
 from hindmost.errors import HindmostError
 from hindmost_proto import METHOD, SERVICE, retry
-from prometheus_client.core import Metric
 
 from hindmost_collector.ingest.session import AgentSession
 from hindmost_collector.options import address
 from hindmost_collector.refusals import Refusals
-from hindmost_collector.serve.exposition import collected, counter
+from hindmost_collector.serve.exposition import counter, family
 
 Stream = Callable[[AsyncIterator[Any], Any], Awaitable[None]]
 
@@ -223,9 +222,9 @@ class RejectedCalls(grpc.GenericRpcHandler):
 
         return grpc.stream_stream_rpc_method_handler(answer)
 
-    def metric(self) -> Metric:
+    def metric(self) -> str:
         """How many there were of each kind."""
-        return collected(REFUSED, [([reason], self.counts[reason]) for reason in REASONS])
+        return family(REFUSED, [([reason], self.counts[reason]) for reason in REASONS])
 
 
 class RejectedBatches:

@@ -14,7 +14,7 @@ import json
 import logging
 import random
 import sys
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import grpc.aio
@@ -23,14 +23,13 @@ from hindmost import __version__
 from hindmost.errors import UsageError
 from hindmost_proto import METHOD, retry, varint
 from hindmost_proto import telemetry_pb2 as wire
-from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector, generate_latest
-from prometheus_client.core import Metric as ClientMetric
+from prometheus_client import generate_latest
 
 from hindmost_collector.ingest.connections import GONE, HELLO_FIRST, UNKNOWN, RejectedCalls, ended, listen, served
 from hindmost_collector.ingest.streams import LAST_WORD_S
 from hindmost_collector.options import Options, address
 from hindmost_collector.serve.credentials import Door, Gate
-from hindmost_collector.serve.exposition import INFO, Metric, collected, counter, gauge, open_ports
+from hindmost_collector.serve.exposition import INFO, Metric, counter, family, gauge, of_process, open_ports
 from hindmost_collector.serve.http import Page, Site
 
 Call = grpc.aio.StreamStreamCall[bytes, bytes]
@@ -162,21 +161,15 @@ class RelayPage(Site):
 
     def __init__(self, relay: Relay) -> None:
         self._relay = relay
-        self._registry = CollectorRegistry()
-        self._registry.register(self)
-        for standard in (ProcessCollector, PlatformCollector, GCCollector):
-            standard(registry=self._registry)
-
-    def collect(self) -> Iterator[ClientMetric]:
-        """The relay's own metrics."""
-        yield collected(INFO, [([__version__], 1)])
-        yield self._relay.rejected_calls.metric()
-        yield open_ports(self._relay.gate.insecure)
-        for metric, value in OF_LINKS.items():
-            yield collected(metric, [([link.target], value(link)) for link in self._relay.links])
+        self._registry = of_process()
 
     def metrics(self) -> bytes:
-        return generate_latest(self._registry)
+        relay = self._relay
+        links = (
+            family(metric, (([link.target], value(link)) for link in relay.links)) for metric, value in OF_LINKS.items()
+        )
+        own = family(INFO, [([__version__], 1)]), relay.rejected_calls.metric(), open_ports(relay.gate.insecure)
+        return "".join((*own, *links)).encode() + generate_latest(self._registry)
 
     def ready(self) -> str | None:
         """Why this relay is not ready; None when every collector is reached."""

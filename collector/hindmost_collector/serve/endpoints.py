@@ -6,15 +6,15 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from hindmost_proto.exposition import JOB_LABEL
-from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector, generate_latest
+from prometheus_client import generate_latest
 
 from hindmost_collector.live.jobs import HUNG, RUNNING, Contact
 from hindmost_collector.options import LEVELS
-from hindmost_collector.serve.exposition import CORE, JOB, RANK, fitting
+from hindmost_collector.serve.exposition import CORE, JOB, RANK, fitting, of_process
 from hindmost_collector.serve.http import Site
 from hindmost_collector.serve.job_metrics import JobPage
 from hindmost_collector.serve.live_page import LivePage
-from hindmost_collector.serve.own_metrics import OwnMetrics, of_agents, torn
+from hindmost_collector.serve.own_metrics import of_agents, of_collector, torn
 
 if TYPE_CHECKING:
     from hindmost_collector.components import Components
@@ -28,11 +28,7 @@ class Endpoints(Site):
         self._parts = parts
         self._jobs, self._remote_jobs = JobPage(), JobPage()
         self.live: LivePage = LivePage(parts)
-        self._registry = CollectorRegistry()
-        self._registry.register(OwnMetrics(parts))
-        self._registry.register(parts.lag.histogram)
-        for standard in (ProcessCollector, PlatformCollector, GCCollector):
-            standard(registry=self._registry)
+        self._registry = of_process(parts.lag.histogram)
         self._one_at_a_time = threading.Lock()
 
     def metrics(self) -> bytes:
@@ -47,7 +43,11 @@ class Endpoints(Site):
             level = fitting(wanted, counts, parts.options.metrics_series)
             parts.withheld_series = sum(counts[level + 1 : wanted + 1])
             over = {job.id for job in jobs if contact.state(job) not in {RUNNING, HUNG}}
-            pages = [self._jobs.text(jobs, contact, level, parts.definitions.pods), of_agents(parts)]
+            pages = [
+                self._jobs.text(jobs, contact, level, parts.definitions.pods),
+                of_agents(parts),
+                of_collector(parts),
+            ]
             if level > JOB:
                 pages.append(parts.nodes.text(level, contact.lost, over))
             return self._labelled("".join(pages)).encode() + generate_latest(self._registry)

@@ -5,7 +5,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from hindmost_proto.exposition import head, labelled
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
 
 from hindmost_collector.options import LEVELS
 
@@ -43,20 +43,14 @@ OPEN_PORTS = gauge(
 STORE_FAILING = gauge("hindmost_collector_store_failing", "1 while the store cannot be written.")
 
 
-def collected(
-    metric: Metric, samples: Iterable[tuple[Sequence[str], float]]
-) -> CounterMetricFamily | GaugeMetricFamily:
-    """A metric for prometheus_client, from its label values and value of each series."""
-    family_of = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
-    made = family_of(metric.name, metric.help, labels=metric.labels)
-    for labels, value in samples:
-        made.add_metric(labels, value)
+def of_process(*more: Any) -> CollectorRegistry:
+    """What prometheus_client tells of this process, and these."""
+    made = CollectorRegistry()
+    for standard in (ProcessCollector, PlatformCollector, GCCollector):
+        standard(registry=made)
+    for one in more:
+        made.register(one)
     return made
-
-
-def open_ports(insecure: Collection[str]) -> CounterMetricFamily | GaugeMetricFamily:
-    """``OPEN_PORTS``, where these settings name the open ones."""
-    return collected(OPEN_PORTS, [([port], port in insecure) for port in ("listen", "http")])
 
 
 def number(value: float) -> str:
@@ -89,6 +83,11 @@ def family(metric: Metric, samples: Iterable[tuple[Sequence[object], float]]) ->
         made.prefixes.append(labelled(metric.name, dict(zip(metric.labels, labels, strict=True))))
         values.append(float(value))
     return made.lines(values)
+
+
+def open_ports(insecure: Collection[str]) -> str:
+    """``OPEN_PORTS``, where these settings name the open ones."""
+    return family(OPEN_PORTS, [([port], port in insecure) for port in ("listen", "http")])
 
 
 #: Of jobs, verdicts, agents and the collector; of nodes and GPUs; of ranks and processes; of cores and threads.

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from hindmost import __version__
 from hindmost_judge.detect import failures
 
-from hindmost_collector.serve.exposition import INFO, STORE_FAILING, collected, counter, family, gauge, open_ports
+from hindmost_collector.serve.exposition import INFO, STORE_FAILING, counter, family, gauge, open_ports
 from hindmost_collector.store import remote_write
 
 if TYPE_CHECKING:
-    from prometheus_client.core import Metric as ClientMetric
-
     from hindmost_collector.components import Components
     from hindmost_collector.ingest.session import AgentSession
     from hindmost_collector.serve.exposition import Metric
@@ -120,21 +118,12 @@ OF_COLLECTOR: Mapping[Metric, Callable[[Components], float]] = {
 }
 
 
-class OwnMetrics:
-    """The collector's own metrics, for prometheus_client."""
-
-    def __init__(self, parts: Components) -> None:
-        self._parts = parts
-
-    def collect(self) -> Iterator[ClientMetric]:
-        """Every own metric, at its present value."""
-        yield collected(INFO, [([__version__], 1)])
-        for metric, value in OF_COLLECTOR.items():
-            yield collected(metric, [((), float(value(self._parts)))])
-        yield self._parts.ingest.rejected_calls.metric()
-        yield open_ports(self._parts.gate.insecure)
-        if self._parts.remote:
-            yield from remote_write.metrics(self._parts.remote)
+def of_collector(parts: Components) -> str:
+    """Every metric of the collector itself, at its present value."""
+    counted = (family(metric, [((), float(value(parts)))]) for metric, value in OF_COLLECTOR.items())
+    remote = remote_write.metrics(parts.remote) if parts.remote else ""
+    other = family(INFO, [([__version__], 1)]), parts.ingest.rejected_calls.metric(), open_ports(parts.gate.insecure)
+    return "".join((*counted, *other, remote))
 
 
 def of_agents(parts: Components) -> str:

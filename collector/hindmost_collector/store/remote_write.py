@@ -19,7 +19,7 @@ import re
 import threading
 import time
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -27,12 +27,11 @@ import numpy as np
 from hindmost.errors import MissingError
 from hindmost_proto import retry, varint
 from hindmost_proto.exposition import JOB_LABEL
-from prometheus_client.core import Metric
 
 from hindmost_collector.http_client import Answer, Receiver
 from hindmost_collector.ingest.definitions import Definitions, Schema
 from hindmost_collector.ingest.row_builder import MetricRows
-from hindmost_collector.serve.exposition import collected, counter, gauge
+from hindmost_collector.serve.exposition import Metric, counter, family, gauge
 
 Array = np.ndarray[Any, Any]
 
@@ -427,11 +426,14 @@ _FAILING = gauge("hindmost_collector_remote_write_failing", "1 while the receive
 METRICS = (_SAMPLES, _DROPPED, _REQUESTS, _RETRIES, _WAITING, _FAILING)
 
 
-def metrics(sink: RemoteWrite) -> Iterator[Metric]:
+def metrics(sink: RemoteWrite) -> str:
     """The sink's own metrics, at their present values."""
-    yield collected(_SAMPLES, [((), sink.counts["sent"])])
-    yield collected(_DROPPED, [([reason], sink.counts[key]) for reason, key in DROPPED.items()])
-    yield collected(_REQUESTS, [((), sink.counts["requests"])])
-    yield collected(_RETRIES, [((), sink.counts["retries"])])
-    yield collected(_WAITING, [((), sink.waiting_bytes)])
-    yield collected(_FAILING, [((), float(bool(sink.failing)))])
+    found: tuple[tuple[Metric, float], ...] = (
+        (_SAMPLES, sink.counts["sent"]),
+        (_REQUESTS, sink.counts["requests"]),
+        (_RETRIES, sink.counts["retries"]),
+        (_WAITING, sink.waiting_bytes),
+        (_FAILING, bool(sink.failing)),
+    )
+    dropped = family(_DROPPED, (([reason], sink.counts[key]) for reason, key in DROPPED.items()))
+    return "".join((*(family(metric, [((), value)]) for metric, value in found), dropped))

@@ -65,7 +65,7 @@ async def test_readiness_says_what_it_waits_for(tmp_path, pages, caplog):
     assert (alive, address) == ((200, "ok\n"), pages[0])
     said = "waiting for the store: ClickHouse at db:8123 does not answer: Connection refused\n"
     assert ready == (503, said)
-    assert "hindmost_collector_store_failing 1.0" in metrics[1]
+    assert "hindmost_collector_store_failing 1" in metrics[1]
     assert [record.message.partition(":")[0] for record in caplog.records] == [
         "the store does not answer, retrying",
         "the store answered after 0 s",

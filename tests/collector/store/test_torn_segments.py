@@ -117,8 +117,8 @@ async def test_operators_learn_where_it_lies(store, collecting, tmp_path, caplog
         (tmp_path / aside).unlink()
         Upkeep(collector.recorder.store, Retention()).expire()
         before, after = first, look(collector)
-    assert before == (f"ready\ntorn, left out by every reader: {aside}\n", [b"1.0"])
-    assert after == ("ready\n", [b"0.0"])
+    assert before == (f"ready\ntorn, left out by every reader: {aside}\n", [b"1"])
+    assert after == ("ready\n", [b"0"])
 
 
 @pytest.mark.parametrize("command", ["query", "report"])
