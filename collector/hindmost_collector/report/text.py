@@ -237,7 +237,8 @@ def _sections(request: _Request) -> Iterator[RenderableType]:
 def _is_prose(table: sections.Shown) -> bool:
     """Whether it holds sentences, which no column is wide enough for."""
     texts = [column.key for column in table.columns if column.unit == "text"]
-    return any(len(str(row.get(key) or "").split()) > _PROSE for row in table.rows for key in texts)
+    long = (len(str(row.get(key) or "").split()) > _PROSE for row in table.rows for key in texts)
+    return len(texts) == len(table.columns) or any(long)
 
 
 def _prose(table: sections.Shown) -> Iterator[RenderableType]:

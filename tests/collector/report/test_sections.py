@@ -92,6 +92,14 @@ def test_a_report_is_what_it_was(name: str, form: str) -> None:
     assert shown == path.read_text(encoding="utf-8")
 
 
+def test_a_table_of_words_alone_stands_row_by_row() -> None:
+    """However short these are: cut into two tables, no reason stands next to what it is of."""
+    lacks = [{"section": "gpus", "what": "busy, memory, power, clocks", "why": "no GPU was sampled"}]
+    report = {**judged("clean")[2], "sections": {"not_measured": {"what": lacks}}}
+    shown = text.render(report, 40, wanted=("not_measured",))
+    assert "gpus: busy, memory, power, clocks: no GPU was sampled" in " ".join(shown.split())
+
+
 @pytest.mark.parametrize("name", RUNS)
 def test_the_report_as_json_is_by_its_schema(name: str) -> None:
     """All of it, sections included, as standard JSON without NaN."""
