@@ -9,7 +9,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from difflib import SequenceMatcher
 from itertools import chain
 from string import ascii_uppercase
@@ -41,23 +41,6 @@ if TYPE_CHECKING:
 SCHEMA, SCALING = "hindmost.compare/1", "hindmost.scaling/1"
 
 
-@dataclass(frozen=True)
-class Measure:
-    """One duration of the typical rank in both runs, ms a step; ``None`` is unmeasured.
-
-    ``low`` and ``high`` bound the change with 95 % confidence, from the scatter of each run's steps over time;
-    ``changed`` says that the interval leaves zero out, by an amount that matters.
-    """
-
-    name: str
-    a_ms: float | None
-    b_ms: float | None
-    change_ms: float | None = None
-    low_ms: float | None = None
-    high_ms: float | None = None
-    changed: bool | None = None
-
-
 def compare(a: Run, b: Run, settings: Settings = DEFAULT) -> dict[str, Any]:
     """``hindmost.compare/1``: both jobs, the measures, the settings that changed, and verdicts ``gone``, ``new``,
     ``kept`` (as each has it), ``only_a`` and ``only_b``.
@@ -72,27 +55,14 @@ def compare(a: Run, b: Run, settings: Settings = DEFAULT) -> dict[str, Any]:
         "schema": SCHEMA,
         "a": reports[0]["job"],
         "b": reports[1]["job"],
-        "measures": [asdict(measured(name, series[0].get(name), series[1].get(name), step)) for name in names],
-        "rates": [asdict(_rate(name, *(found.get(name) for found in paces))) for name in ("steps_per_s", "work_per_s")],
+        "measures": [measured(name, series[0].get(name), series[1].get(name), step) for name in names],
+        "rates": [_rate(name, *(found.get(name) for found in paces)) for name in ("steps_per_s", "work_per_s")],
         "by_cpu_wait": cpu_change.find((a, b), judged),
         "settings": settings_that_differ(a, b),
         "verdicts": _verdicts(reports[0], reports[1], settings.min_steps),
         "work_per_step": [_work(report.overview) for report in judged],
         "notes": _notes(*(report["job"] for report in reports)),
     }
-
-
-@dataclass(frozen=True)
-class Rate:
-    """Steps, or samples or tokens, a second of the whole job, in both runs, as :class:`Measure`; changes are shares."""
-
-    name: str
-    a: float | None
-    b: float | None
-    change: float | None = None
-    low: float | None = None
-    high: float | None = None
-    changed: bool | None = None
 
 
 def _paces(run: Run, seen: Overview | None) -> dict[str, tuple[float, float]]:
@@ -117,19 +87,25 @@ def _paces(run: Run, seen: Overview | None) -> dict[str, tuple[float, float]]:
     return found
 
 
-def _rate(name: str, a: tuple[float, float] | None, b: tuple[float, float] | None) -> Rate:
-    if a is None or b is None:
-        return Rate(name, a and a[0], b and b[0])
-    change = b[0] / a[0] - 1
-    return Rate(name, a[0], b[0], change, *_interval(change, (1 + change) * math.hypot(a[1], b[1]), SMALL))
+def _rate(name: str, a: tuple[float, float] | None, b: tuple[float, float] | None) -> dict[str, Any]:
+    """Steps, or samples or tokens, a second of the whole job in both runs; the change is a share."""
+    (before, error_a), (after, error_b) = (one or (None, math.nan) for one in (a, b))
+    change = after / before - 1 if before is not None and after is not None else None
+    return _both(name, "", before, after, change, (1 + (change or 0.0)) * math.hypot(error_a, error_b), SMALL)
 
 
-def _interval(change: float, error: float, least: float) -> tuple[float | None, float | None, bool | None]:
-    """Within what a change is, and whether it surely is one of ``least``, by its standard error; ``None``: unknown."""
-    around = SURE * error
-    if not math.isfinite(around):
-        return None, None, None
-    return change - around, change + around, abs(change) > max(around, least)
+def _both(
+    name: str, unit: str, a: float | None, b: float | None, change: float | None, error: float, least: float
+) -> dict[str, Any]:
+    """What both runs have, and within what the change is with 95 % confidence, by its standard ``error``.
+
+    ``changed``: whether it surely is one of ``least``, by an amount that matters. ``None`` is not known.
+    """
+    known = change is not None and math.isfinite(error)
+    low, high = (change - SURE * error, change + SURE * error) if change is not None and known else (None, None)
+    values = {"a": a, "b": b, "change": change, "low": low, "high": high}
+    changed = abs(change) > max(SURE * error, least) if change is not None and known else None
+    return {"name": name, **{f"{key}{unit}": value for key, value in values.items()}, "changed": changed}
 
 
 def settings_that_differ(a: Run, b: Run) -> list[dict[str, str | None]]:
@@ -177,23 +153,18 @@ class Condition:
 
     def holds(self, found: Mapping[str, Any]) -> bool:
         """Whether a comparison surely changed so. Raises UsageError where it has no such measure in both runs."""
-        changes = {rate["name"]: (rate["change"], rate["changed"]) for rate in found["rates"]}
+        changes = {one["name"]: one["change"] for one in found["rates"]}
         changes |= {
-            measure["name"]: (
-                measure["change_ms"] / measure["a_ms"]
-                if measure["a_ms"] and measure["change_ms"] is not None
-                else None,
-                measure["changed"],
-            )
-            for measure in found["measures"]
+            one["name"]: one["a_ms"] and one["change_ms"] / one["a_ms"] for one in found["measures"] if one["b_ms"]
         }
-        change, sure = changes.get(self.name, (None, None))
-        if change is None or sure is None:
-            known = sorted(name for name, (value, right) in changes.items() if value is not None and right is not None)
+        sure = {one["name"]: one["changed"] for one in (*found["rates"], *found["measures"])}
+        known = [name for name, change in changes.items() if change is not None and sure[name] is not None]
+        if self.name not in known:
             raise UsageError(
-                f"--fail-if {self.text}: not measured in both runs; measured are {', '.join(known) or 'none'}"
+                f"--fail-if {self.text}: not measured in both runs; measured are {', '.join(sorted(known)) or 'none'}"
             )
-        return bool(sure) and bool(change < self.share if self.below else change > self.share)
+        change = changes[self.name]
+        return bool(sure[self.name] and (change < self.share if self.below else change > self.share))
 
 
 def condition(text: str) -> Condition:
@@ -273,14 +244,13 @@ def _of_typical_rank(block: Floats) -> Floats:
     return np.asarray(found + (median(median(block, axis=1)) - median(found)))
 
 
-def measured(name: str, a: Floats | None, b: Floats | None, step: float) -> Measure:
-    """A measure of both, in ms, with the interval of its change."""
+def measured(name: str, a: Floats | None, b: Floats | None, step: float) -> dict[str, Any]:
+    """One duration of the typical rank in both runs, ms a step, and its change by the scatter of each run's steps."""
     level, error_of = (average, error_of_mean) if name == "mean_step" else (median, standard_error)
     left, right = (None if values is None else float(level(values)) / 1e6 for values in (a, b))
-    if a is None or b is None or left is None or right is None:
-        return Measure(name, left, right)
-    error = math.hypot(error_of(a), error_of(b)) / 1e6
-    return Measure(name, left, right, right - left, *_interval(right - left, error, SMALL * step / 1e6))
+    change = right - left if left is not None and right is not None else None
+    error = math.nan if a is None or b is None else math.hypot(error_of(a), error_of(b)) / 1e6
+    return _both(name, "_ms", left, right, change, error, SMALL * step / 1e6)
 
 
 def _verdicts(a: Mapping[str, Any], b: Mapping[str, Any], least: int) -> dict[str, list[Any]]:
