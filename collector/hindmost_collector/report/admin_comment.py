@@ -15,6 +15,7 @@ from typing import Any
 from hindmost.errors import HindmostError, printable
 
 from hindmost_collector.report import brief
+from hindmost_collector.report.columns import ratio
 from hindmost_collector.report.text import console, labelled, written
 
 PREFIX = "HM1:"
@@ -54,23 +55,13 @@ def rendered(found: Mapping[str, Any], width: int, color: bool = False) -> str:
             lines.append(labelled("ENDED", str(ended), "bold red"))
         for verdict in found["verdicts"]:
             head, _, what = str(verdict["says"]).partition(" ")
-            lines.append(labelled(head, what, "bold", "bold"))
-            if cost := _cost(verdict, found):
-                lines.append(labelled("COST", cost))
-            for label, part in (("WHY", "why"), ("DO", "do")):
-                lines += [labelled(label, str(text)) for text in verdict[part][:1]]
+            sure = f" ({ratio(verdict['confidence'])} sure)" if verdict.get("confidence") is not None else ""
+            lines.append(labelled(head, f"{what}{sure}", "bold", "bold"))
+            costs = [cost] if (cost := verdict.get("cost")) else []  # summaries of earlier versions have none
+            for label, texts in (("COST", costs), ("WHY", verdict["why"]), ("DO", verdict["do"])):
+                lines += [labelled(label, str(text)) for text in texts[:1]]
     except (KeyError, TypeError, ValueError, AttributeError):
         raise HindmostError("its summary is damaged: parts are missing") from None
     if pace := found.get("pace"):
         lines.append(labelled("PACE", str(pace)))
     return written(page, lines)
-
-
-def _cost(verdict: Mapping[str, Any], found: Mapping[str, Any]) -> str:
-    cost, ratio, sure = (verdict.get(name) for name in ("cost_ms_per_step", "cost_ratio", "confidence"))
-    if cost is None or ratio is None:
-        return ""
-    mean = found["job"]["step_ms"].get("mean")
-    whole = f" of {mean:.1f}" if mean is not None else ""
-    aside = f"; {sure * 100:.0f} % sure of the ranks" if sure is not None else ""
-    return f"{cost:.1f}{whole} ms per step ({ratio * 100:.2g} %){aside}"

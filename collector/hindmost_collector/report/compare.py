@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from itertools import chain
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from hindmost_judge.overview import Overview
     from hindmost_judge.settings import Settings
     from hindmost_judge.types import Floats
+    from rich.console import RenderableType
 
 SCHEMA, SCALING = "hindmost.compare/1", "hindmost.scaling/1"
 
@@ -357,33 +358,34 @@ _TINY = 0.02
 
 def render(found: Mapping[str, Any], width: int = 100, color: bool = False) -> str:
     """``hindmost.compare/1`` as text: what changed first, then every measure, then the verdicts."""
-    page = console(width, color)
-    for label in ("a", "b"):
-        page.print(labelled(label.upper(), columns.title({"job": found[label]}).removeprefix("hindmost · "), "bold"))
+    return written(console(width, color), _lines(found))
+
+
+def _lines(found: Mapping[str, Any]) -> Iterator[RenderableType]:
+    for label in "AB":
+        yield _titled(label, columns.title({"job": found[label.lower()]}))
     pace = next((one for one in found["rates"] if one["name"] == "work_per_s" and one["change"] is not None), None)
     left, right = found["work_per_step"]
     unlike = pace is not None and left and right and abs(right / left - 1) >= _OTHER_WORK
-    result = _result(found, _pace(pace) if pace and unlike else _of_steps(found))
-    page.print(labelled("RESULT", *result))
+    yield labelled("RESULT", *_result(found, _pace(pace) if pace and unlike else _of_steps(found)))
     for at, line in enumerate(cpu_change.evidence(found["by_cpu_wait"])):
-        page.print(labelled("" if at else "WHY", line))
+        yield labelled("" if at else "WHY", line)
     if unlike:
-        page.print(labelled("", f"a step has {left:,.0f} items in A and {right:,.0f} in B"))
+        yield labelled("", f"a step has {left:,.0f} items in A and {right:,.0f} in B")
     elif pace:
-        page.print(labelled("PACE", *_pace(pace)))
-    for label, style, sentence in _changes(found):
-        page.print(labelled(label, sentence, style))
-    for one in found.get("settings") or ():
-        page.print(labelled("SET", _setting(one)))
-    for note in found["notes"]:
-        page.print(labelled("NOTE", note, "dim"))
-    shown = [measure for measure in found["measures"] if _matters(measure, found["measures"])]
-    if shown:
-        page.print(_table(shown))
-        page.print(paragraph("ms per step of the typical rank, medians; mean step: the mean", "dim"))
+        yield labelled("PACE", *_pace(pace))
+    yield from (labelled(label, sentence, style) for label, style, sentence in _changes(found))
+    yield from (labelled("SET", _setting(one)) for one in found.get("settings") or ())
+    yield from (labelled("NOTE", note, "dim") for note in found["notes"])
+    if shown := [measure for measure in found["measures"] if _matters(measure, found["measures"])]:
+        yield _table(shown)
+        yield paragraph("ms per step of the typical rank, medians; mean step: the mean", "dim")
         scatter = "from the scatter of each run's own steps; nodes and days can differ by more"
-        page.print(paragraph(f"interval: 95 %, {scatter}", "dim"))
-    return written(page)
+        yield paragraph(f"interval: 95 %, {scatter}", "dim")
+
+
+def _titled(label: str, title: str) -> RenderableType:
+    return labelled(label, title.removeprefix("hindmost · "), "bold")
 
 
 def _setting(one: Mapping[str, Any]) -> str:
@@ -451,44 +453,35 @@ _SHARES = ("self", "self_runqueue", "input", "wait", "transfer")
 
 def render_scaling(found: Mapping[str, Any], width: int = 100, color: bool = False) -> str:
     """``hindmost.scaling/1`` as text: a row a run, efficiency as bars, then where the typical rank's step goes."""
-    page, runs = console(width, color), found["runs"]
-    for run in runs:
-        page.print(labelled(run["label"], run["title"].removeprefix("hindmost · "), "bold"))
+    return written(console(width, color), _lines_of_scaling(found))
+
+
+def _lines_of_scaling(found: Mapping[str, Any]) -> Iterator[RenderableType]:
+    runs = found["runs"]
+    yield from (_titled(run["label"], run["title"]) for run in runs)
     best = max((one for one in runs if one["efficiency"]), key=lambda one: one["ranks"], default=None)
     if best is None or best is runs[0]:
-        page.print(
-            labelled(
-                "RESULT", "no comparison: the runs need recognised steps and different numbers of ranks", "bold yellow"
-            )
-        )
+        why = "no comparison: the runs need recognised steps and different numbers of ranks"
+        yield labelled("RESULT", why, "bold yellow")
     else:
-        fewer = runs[0]["ranks"]
         by = "items/s" if found["by"] == "work_per_s" else "steps/s (a step must be the same work in all)"
-        text = f"{best['ranks']:,} ranks are {best['speed_up']:.2f} times as fast as {fewer:,}"
-        page.print(labelled("RESULT", f"{text} (efficiency {ratio(best['efficiency'])}), by {by}", "bold"))
+        text = f"{best['ranks']:,} ranks are {best['speed_up']:.2f} times as fast as {runs[0]['ranks']:,}"
+        yield labelled("RESULT", f"{text} (efficiency {ratio(best['efficiency'])}), by {by}", "bold")
     shown = [one for one in _SCALING if any(run[one[0]] is not None for run in runs)]
-    table = table_of([title for _, title, _ in shown], left=("run",))
-    for run in runs:
-        table.add_row(*(sections.written(run[key], unit) for key, _, unit in shown))
-    page.print(table)
+    rows = ([sections.written(run[key], unit) for key, _, unit in shown] for run in runs)
+    yield table_of([title for _, title, _ in shown], rows, ("run",))
     for run in runs:
         if run["efficiency"] is not None:
             bar = "█" * round(min(run["efficiency"], 1.0) * _BAR)
             ranks = f"{run['label']}  {columns.count(run['ranks'], 'rank'):>13}"
-            page.print(Text(f"{ranks}  {bar:<{_BAR}}  {ratio(run['efficiency'])}"))
-    page.print(_where(runs))
-    page.print(paragraph("share of the mean step, of the typical rank; a fault of one rank: report that run", "dim"))
-    return written(page)
-
-
-def _where(runs: Sequence[Mapping[str, Any]]) -> Table:
-    """Where the step goes, a row a run."""
+            yield Text(f"{ranks}  {bar:<{_BAR}}  {ratio(run['efficiency'])}")
     names = [name for name in _SHARES if any(run["shares"][name] is not None for run in runs)]
-    table = table_of(["run", "ranks", *map(title_of, names), "first verdict"], left=("run", "first verdict"))
-    for run in runs:
-        cells = (ratio(run["shares"][name]) for name in names)
-        table.add_row(run["label"], sections.written(run["ranks"], "count"), *cells, run["head"])
-    return table
+    rows = (
+        [run["label"], sections.written(run["ranks"], "count"), *map(ratio, map(run["shares"].get, names)), run["head"]]
+        for run in runs
+    )
+    yield table_of(["run", "ranks", *map(title_of, names), "first verdict"], rows, ("run", "first verdict"))
+    yield paragraph("share of the mean step, of the typical rank; a fault of one rank: report that run", "dim")
 
 
 def _stop(verdicts: Mapping[str, Any], label: str) -> str | None:
@@ -588,17 +581,13 @@ def _matters(one: Mapping[str, Any], measures: list[Mapping[str, Any]]) -> bool:
 
 
 def _table(measures: list[Mapping[str, Any]]) -> Table:
-    shown = table_of(["", "A", "B", "change", "interval"], left=("",))
-    for measure in measures:
-        style = None if not measure["changed"] else _WORSE if measure["change_ms"] > 0 else _BETTER
-        interval = (
-            UNMEASURED
-            if measure["low_ms"] is None
-            else f"{_signed(measure['low_ms'])} to {_signed(measure['high_ms'])}"
-        )
-        cells = (number(measure["a_ms"]), number(measure["b_ms"]), _signed(measure["change_ms"]), interval)
-        shown.add_row(title_of(measure["name"]), *cells, style=style)
-    return shown
+    rows, styles = [], []
+    for one in measures:
+        interval = UNMEASURED if one["low_ms"] is None else f"{_signed(one['low_ms'])} to {_signed(one['high_ms'])}"
+        values = number(one["a_ms"]), number(one["b_ms"]), _signed(one["change_ms"])
+        rows.append([title_of(one["name"]), *values, interval])
+        styles.append("" if not one["changed"] else _WORSE if one["change_ms"] > 0 else _BETTER)
+    return table_of(["", "A", "B", "change", "interval"], rows, ("",), styles)
 
 
 def _signed(value: float | None) -> str:

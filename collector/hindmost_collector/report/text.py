@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from itertools import repeat
 from typing import Any, Literal
 
 from hindmost.errors import one_line
@@ -215,7 +216,9 @@ def _ranks(request: _Request) -> Iterator[RenderableType]:
     rows, left_out = columns.choose(report, request.ranks)
     titles, cells = columns.table(rows, request.width, columns.deciding(report), columns.of_fault(report))
     if len(titles) > 1:
-        yield _table(rows, titles, cells, {rank for verdict in report["verdicts"] for rank in verdict["ranks"]})
+        named = {rank for verdict in report["verdicts"] for rank in verdict["ranks"]}
+        styles = ["red" if row["rank"] in named else "" for row in rows]
+        yield table_of(titles, ([*map(_cell, line)] for line in cells), ("node",), styles)
         yield paragraph(columns.caption(titles, report), "dim")
     if left_out:
         yield Text(f"{left_out:,} more ranks are not shown: --ranks 0-{len(report['ranks']) - 1} shows all", "dim")
@@ -264,10 +267,7 @@ def _parts(table: sections.Shown, width: int) -> Iterator[RenderableType]:
         shown = [0, *range(first, last)]
         columns_shown = [table.columns[at] for at in shown]
         texts = [one.title for one in columns_shown if one.unit == "text"]
-        drawn = table_of([one.title for one in columns_shown], left=texts)
-        for row in rows:
-            drawn.add_row(*(row[at] for at in shown))
-        yield drawn
+        yield table_of([one.title for one in columns_shown], ([row[at] for at in shown] for row in rows), left=texts)
 
 
 def _cells(table: sections.Shown, column: sections.Column) -> list[str]:
@@ -305,12 +305,16 @@ def _limit(request: _Request) -> Iterator[RenderableType]:
             yield labelled("TRY" if at else "DO", to_do)
 
 
-def table_of(titles: Sequence[str], left: Collection[str] = ()) -> Table:
-    """A table without rows: numbers to the right, a column as wide as its heading or longest number."""
+def table_of(
+    titles: Sequence[str], rows: Iterable[Sequence[str]], left: Collection[str] = (), styles: Iterable[str] = repeat("")
+) -> Table:
+    """A table: numbers to the right, a column as wide as its heading or longest number, rows in these ``styles``."""
     drawn = Table(box=SIMPLE_HEAD, padding=(0, 2, 0, 0), pad_edge=False, show_edge=False, header_style="bold")
     for title in titles:
         justify: Literal["left", "right"] = "left" if title in left else "right"
         drawn.add_column(columns.heading(title), justify=justify, no_wrap=True, vertical="bottom")
+    for row, style in zip(rows, styles, strict=False):
+        drawn.add_row(*row, style=style)
     return drawn
 
 
@@ -398,10 +402,3 @@ def _head(one: RenderedVerdict, width: int) -> _Paragraph:
     room = width - max(_LABEL, len(one.head) + 1) - len(what) - len(one.sure)
     sure = " " * room + one.sure if room >= 2 else f" ({one.sure})"  # no_wrap would cut
     return labelled(one.head, what + (sure if one.sure else ""), style="bold", label_style=style)
-
-
-def _table(rows: Sequence[Mapping[str, Any]], titles: list[str], cells: list[list[str]], named: set[int]) -> Table:
-    shown = table_of(titles, left=("node",))
-    for row, line in zip(rows, cells, strict=True):
-        shown.add_row(*map(_cell, line), style="red" if row["rank"] in named else None)
-    return shown
