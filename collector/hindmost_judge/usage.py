@@ -21,7 +21,7 @@ from hindmost_judge.encoding import codes
 from hindmost_judge.model import Run, rows
 from hindmost_judge.overview import Overview
 from hindmost_judge.stats.robust import or_zero
-from hindmost_judge.types import Array, Floats
+from hindmost_judge.types import Floats
 
 
 def of_steps(run: Run, seen: Overview | Blocks | None) -> tuple[int, int] | None:
@@ -166,16 +166,6 @@ def _rises(found: MetricSamples, how: str) -> Floats:
     measured = lasted > 0
     out[measured] = total[measured] / (lasted[measured] if how == "rate" else 1.0)
     return out
-
-
-def spread(values: Array) -> tuple[float, int, float, float, int] | None:
-    """Least, where it is, median, most, where it is; ``None`` where nothing is known."""
-    known = np.flatnonzero(~np.isnan(values))
-    if not len(known):
-        return None
-    measured = values[known]
-    low, high = int(known[measured.argmin()]), int(known[measured.argmax()])
-    return float(values[low]), low, float(np.median(measured)), float(values[high]), high
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from functools import cached_property, partial
 from typing import Any
@@ -109,20 +109,21 @@ def _wall_clock(one: _Run) -> dict[str, list[dict[str, Any]]]:
     for name, seconds in found.parts.items():
         if seconds.max() < _NEGLIGIBLE * found.seconds:
             continue
-        low, high = int(seconds.argmin()), int(seconds.argmax())
-        table.append(
-            {
-                "part": name,
-                "seconds": seconds.mean(),
-                "share": seconds.mean() / found.seconds if found.seconds else None,
-                "least": seconds[low],
-                "least_rank": found.ranks[low],
-                "most": seconds[high],
-                "most_rank": found.ranks[high],
-            }
-        )
+        share = seconds.mean() / found.seconds if found.seconds else None
+        row = {"part": name, "seconds": seconds.mean(), "share": share}
+        table.append(row | (_spread(seconds, found.ranks) or {}))
     table.append({"part": "all", "seconds": found.seconds, "share": 1.0})
     return {"parts": table}
+
+
+def _spread(values: Floats, ranks: Sequence[int]) -> dict[str, Any] | None:
+    """The least, median and most of these ranks; ``None`` where nothing is known."""
+    known = np.flatnonzero(~np.isnan(values))
+    if not len(known):
+        return None
+    low, high = known[values[known].argmin()], known[values[known].argmax()]
+    ends = {"least": values[low], "least_rank": ranks[low], "most": values[high], "most_rank": ranks[high]}
+    return ends | {"median": float(np.median(values[known]))}
 
 
 def _throughput(one: _Run) -> dict[str, list[dict[str, Any]]]:
@@ -134,23 +135,16 @@ def _throughput(one: _Run) -> dict[str, list[dict[str, Any]]]:
         why = "batches were not seen; `hindmost.step(work=N)` counts them"
         one.lacks("throughput", "items a second", why)
     seconds = np.where(found.seconds > 0, found.seconds, np.nan)
-    job = {
-        "steps": int(found.steps.max()),
-        **{name: getattr(found, name) for name in ("step_ms", "steps_per_s", "work_per_s", "work_per_step")},
+    each = {
+        "rank": found.ranks,
+        "steps": found.steps,
+        "steps_per_s": found.steps / seconds,
+        "work_per_s": found.work / seconds,
+        "work_per_step": found.work / found.steps,
     }
-    ranks = [
-        {
-            "rank": rank,
-            "steps": steps,
-            "steps_per_s": steps / lasted,
-            "work_per_s": work / lasted,
-            "work_per_step": work / steps,
-        }
-        for rank, steps, work, lasted in zip(
-            found.ranks.tolist(), found.steps.tolist(), found.work.tolist(), seconds.tolist(), strict=True
-        )
-    ]
-    return {"job": [job], "ranks": ranks}
+    ranks = [dict(zip(each, row, strict=True)) for row in zip(*(one.tolist() for one in each.values()), strict=True)]
+    names = ("step_ms", "steps_per_s", "work_per_s", "work_per_step")
+    return {"job": [{"steps": found.steps.max()} | {name: getattr(found, name) for name in names}], "ranks": ranks}
 
 
 _FREE = {
@@ -269,6 +263,7 @@ _NO_PHASES = frozenset({"cpu", "runqueue"})
 
 def _phases(one: _Run) -> dict[str, list[dict[str, Any]]]:
     listed = one.report["ranks"]
+    ranks = [row["rank"] for row in listed]
     names = dict.fromkeys(name for row in listed for name in row.get("phases_ms") or ())
     order = [name for name in (*PHASES, OTHER, *names) if name in names and name not in _NO_PHASES]
     fields = {"step": "step_ms", "self": "self_ms", "wait": "wait_ms", "transfer": "transfer_ms"}
@@ -277,20 +272,9 @@ def _phases(one: _Run) -> dict[str, list[dict[str, Any]]]:
     values["caused"] = [row.get("caused_wait_ms") for row in listed]
     table = []
     for name, found in values.items():
-        spread = usage.spread(np.array([np.nan if value is None else value for value in found], np.float64))
-        if spread is None:
-            continue
-        least, low, middle, most, high = spread
-        table.append(
-            {
-                "phase": columns.title_of(name),
-                "least": least,
-                "least_rank": listed[low]["rank"],
-                "median": middle,
-                "most": most,
-                "most_rank": listed[high]["rank"],
-            }
-        )
+        known = np.array([np.nan if value is None else value for value in found], np.float64)
+        if spread := _spread(known, ranks):
+            table.append({"phase": columns.title_of(name)} | spread)
     if not any(name in names for name in ("input", "forward", "self_cpu")):
         one.lacks("phases", "what a step is made of", "the source recorded no phases")
     return {"ranks": table, "fault": _fault(one, dict.fromkeys(order))}
@@ -447,13 +431,9 @@ def _devices(one: _Run) -> list[dict[str, Any]]:
     busy = usage.by_label(one.metrics, "hindmost_node_disk_busy_seconds_total", "", "rate", "device")
     for kind, (reads, writes, label) in _DEVICES.items():
         shown = {
-            key: usage.by_label(one.metrics, metric, "", how, label)
-            for key, metric, how in (
-                ("read_per_s", reads, "rate"),
-                ("best_read_per_s", reads, "peak_rate"),
-                ("written_per_s", writes, "rate"),
-                ("best_written_per_s", writes, "peak_rate"),
-            )
+            f"{best}{key}_per_s": usage.by_label(one.metrics, metric, "", how, label)
+            for key, metric in (("read", reads), ("written", writes))
+            for best, how in (("", "rate"), ("best_", "peak_rate"))
         }
         owners = {(owner, name) for found in shown.values() for owner, names in found.items() for name in names}
         for owner, name in sorted(owners):
