@@ -172,16 +172,12 @@ def _limits(one: _Run) -> dict[str, list[dict[str, Any]]]:
         ideal = found.step_ms
         if not rows(one.run.collectives):
             free["communication"] = found.step_ms
+    hidden = "computing may hide transfers" if one.seen.overlapped else "transfers were not timed"
+    no_input = "no phase `input` was recorded"
     reasons = {
-        "input": "GPUs were not timed, which may hide input"
-        if "input" in one.seen.planes
-        else "no phase `input` was recorded",
+        "input": "GPUs were not timed, which may hide input" if "input" in one.seen.planes else no_input,
         "copies": "copies to a GPU were not timed",
-        "communication": "ranks wait for CPUs in transfers"
-        if queued
-        else "computing may hide transfers"
-        if one.seen.overlapped
-        else "transfers were not timed",
+        "communication": "ranks wait for CPUs in transfers" if queued else hidden,
     }
     if "copies" not in free and not _has_gpus(one.run):
         del reasons["copies"]
@@ -398,10 +394,8 @@ def _io(one: _Run) -> dict[str, list[dict[str, Any]]]:
     if max(found["workers"].values(), default=0.0) >= _A_WORKER:
         why = "of workers the mean read is known; how many batches wait to be taken is not recorded"
         one.lacks("io", "calls of loader workers by size, batches loaded ahead", why)
-    ranks = sorted({rank for key in ("read", "workers_read_per_s", "reads_per_s", "file_s") for rank in found[key]})
-    table = [{"rank": rank} | {key: values.get(rank) for key, values in found.items()} for rank in ranks]
     return {
-        "ranks": table,
+        "ranks": _by("rank", found, "read", "workers_read_per_s", "reads_per_s", "file_s"),
         "calls": [of_size._asdict() for of_size in usage.file_calls(one.run)],
         "devices": _devices(one),
     }
@@ -484,39 +478,42 @@ _OF_RANKS = {
 
 def _hosts(one: _Run) -> dict[str, list[dict[str, Any]]]:
     found = {key: one.by_rank(metric, how) for key, (metric, how) in _OF_RANKS.items()}
-    ranks = sorted({rank for values in found.values() for rank in values})
-    if not ranks:
+    cpu, allowed = found["cpu"], found["allowed"]
+    found["of_allowed"] = {rank: cpu[rank] / allowed[rank] for rank in cpu if allowed.get(rank)}
+    if not (table := _by("rank", found)):
         one.lacks("hosts", "CPU, memory and threads by rank", "no agent sampled the processes")
-    table = []
-    for rank in ranks:
-        row = {key: values.get(rank) for key, values in found.items()}
-        cpu, allowed = row["cpu"], row["allowed"]
-        table.append(row | {"rank": rank, "of_allowed": cpu / allowed if cpu is not None and allowed else None})
     return {"ranks": table, "nodes": _nodes(one)}
 
 
+def _by(whose: str, found: Mapping[str, Mapping[Any, Any]], *deciding: str) -> list[dict[str, Any]]:
+    """A row for each rank or node that has any of the ``deciding`` columns, or of all."""
+    owners = sorted({owner for key in deciding or found for owner in found[key]})
+    return [{whose: owner} | {key: values.get(owner) for key, values in found.items()} for owner in owners]
+
+
 def _nodes(one: _Run) -> list[dict[str, Any]]:
-    def of_node(metric: str, how: str) -> dict[str, float]:
-        return {node: value for (node, _), value in usage.summary(one.metrics, metric, "", how).items()}
+    def of_node(name: str, how: str) -> dict[str, float]:
+        return {
+            node: value for (node, _), value in usage.summary(one.metrics, f"hindmost_node_{name}", "", how).items()
+        }
 
     found = {
-        "cpus": of_node("hindmost_node_cpus", "median"),
+        "cpus": of_node("cpus", "median"),
         "busy": usage.cpu_busy(one.metrics),
         **{f"{what}_pressure": usage.pressure(one.metrics, what) for what in ("cpu", "memory", "io")},
-        "memory": of_node("hindmost_node_memory_used_bytes", "highest"),
-        "memory_total": of_node("hindmost_node_memory_total_bytes", "median"),
+        "memory": of_node("memory_used_bytes", "highest"),
+        "memory_total": of_node("memory_total_bytes", "median"),
         "received_per_s": _network(one, "receive"),
         "sent_per_s": _network(one, "transmit"),
-        "energy": of_node("hindmost_node_energy_joules_total", "rise"),
+        "energy": of_node("energy_joules_total", "rise"),
     }
-    nodes = sorted({node for values in found.values() for node in values})
-    if not nodes:
+    if not (table := _by("node", found)):
         one.lacks("hosts", "CPU, memory and network by node", "no agent sampled the nodes")
     elif not found["cpu_pressure"]:
         none = not (found["memory_pressure"] or found["io_pressure"])
         why = "the kernel has no pressure-stall information (CONFIG_PSI, `psi=1`)" if none else "it was not sampled"
         one.lacks("hosts", "pressure" if none else "CPU pressure", why)
-    return [{"node": node} | {key: values.get(node) for key, values in found.items()} for node in nodes]
+    return table
 
 
 def _network(one: _Run, way: str) -> dict[str, float]:
@@ -563,11 +560,9 @@ def _gpus(one: _Run) -> dict[str, list[dict[str, Any]]]:
     owners = sorted({owner for values in found.values() for owner in values if not whose or owner[1] in whose})
     if not owners:
         one.lacks("gpus", "busy, memory, power, clocks", "no GPU was sampled")
-    unknown = sum(owner in found["power"] and owner not in found["energy"] for owner in owners)
-    if unknown:
-        one.lacks(
-            "gpus", f"energy of {unknown} of {len(owners)} GPUs", "no counter, and power was not sampled throughout"
-        )
+    if unknown := sum(owner in found["power"] and owner not in found["energy"] for owner in owners):
+        why = "no counter, and power was not sampled throughout"
+        one.lacks("gpus", f"energy of {unknown} of {len(owners)} GPUs", why)
     if owners and not found["sm"]:
         one.lacks("gpus", "SM, tensor-core and DRAM activity", "GPUs since Hopper report it (GPM)")
     table = []
