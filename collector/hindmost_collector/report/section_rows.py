@@ -14,7 +14,7 @@ from hindmost_judge.model import OTHER, PHASES, Run, rows
 from hindmost_judge.overview import Overview
 from hindmost_judge.stats.robust import mean, median
 from hindmost_judge.timeline.collective_calls import WAIT
-from hindmost_judge.types import Floats
+from hindmost_judge.types import Floats, Ints
 from hindmost_judge.verdict.schema import STOPS, plain
 from hindmost_judge.verdict.wording import percent
 
@@ -116,7 +116,7 @@ def _wall_clock(one: _Run) -> dict[str, list[dict[str, Any]]]:
     return {"parts": table}
 
 
-def _spread(values: Floats, ranks: Sequence[int]) -> dict[str, Any] | None:
+def _spread(values: Floats, ranks: Sequence[int] | Ints) -> dict[str, Any] | None:
     """The least, median and most of these ranks; ``None`` where nothing is known."""
     known = np.flatnonzero(~np.isnan(values))
     if not len(known):
