@@ -63,7 +63,8 @@ def headline(
     right, cases = sum(one["as_expected"] for one in live), sum(one["of"] for one in live)
     wrong = [case for one in live for case in one["faults"] if not case["as_expected"]]
     healthy = sum(case["expected"].startswith("no rank") for case in wrong)
-    missed = f"{healthy} named a healthy rank, {len(wrong) - healthy} missed a cause or one of two slow ranks"
+    missed = f"{len(wrong) - healthy} missed a cause, a line or one of two slow ranks"
+    said = f"{right} of {cases}; {healthy} named a healthy rank, {missed}"
     step_ms, longer = on_gpus["step_ms"]["out"], on_gpus["between"]["all - out"]
     low, high = longer["percent_95"]
     cpu, mib = (typical(load, "hindmost", AGENTS, name) for name in ("cpu_of_a_core", "rss_mib"))
@@ -87,7 +88,7 @@ def headline(
             f"{exact} of {all_lanes}",
             "`bench/accuracy --suite lanes`",
         ),
-        ("live jobs on H200s, with and without faults, judged right", f"{right} of {cases}; {missed}", "`bench/gpu`"),
+        ("live jobs on H200s, with and without faults, judged right", said, "`bench/gpu`"),
         (
             f"DDP step of {step_ms:.0f} ms on two H200s, with agent, probe and collector",
             f"{longer['percent']:.2f} % longer (95 % interval {low:.2f} to {high:.2f})",
