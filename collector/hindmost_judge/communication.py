@@ -179,13 +179,18 @@ def share_of_time(run: Run, ranks: Ints) -> Floats:
     return np.asarray(np.minimum(share, 1.0))
 
 
+#: Calls are those of the steps where these take this share of the recorded time: a benchmark's sweep has others.
+_OF_STEPS = 0.25
+
+
 def steps_of(run: Run, seen: Overview | None) -> float | None:
-    """How many steps the recorded calls are of; ``None`` where none are known."""
+    """How many steps the recorded calls are of; ``None`` where none are known, or most calls are of none of them."""
     if seen is None or not len(seen.steps) or not seen.step > 0:
         return None
     start = run.collectives["start_ns"]
     recorded = float(start.max() - start.min()) if len(start) else 0.0
-    return max(recorded / seen.step, float(len(seen.steps)))
+    steps = max(recorded / seen.step, float(len(seen.steps)))
+    return steps if len(seen.steps) >= _OF_STEPS * steps else None
 
 
 def _on_a_link(run: Run, names: list[str], code: Array, members: Ints, on_gpu: Array) -> Floats:

@@ -542,9 +542,9 @@ def _a_second(bandwidth: float) -> str:
 
 
 def _rank_steps(facts: Facts) -> float:
-    """Steps of all ranks together that the traffic is of."""
+    """Steps of all ranks together that the traffic is of; no number is as large as that of calls beyond all steps."""
     assert facts.seen is not None  # noqa: S101 - asked before
-    return max(communication.steps_of(facts.run, facts.seen) or 0.0, 1.0) * len(facts.seen.ranks)
+    return (communication.steps_of(facts.run, facts.seen) or math.inf) * len(facts.seen.ranks)
 
 
 def _copies(facts: Facts) -> Advice | None:

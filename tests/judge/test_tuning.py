@@ -516,6 +516,13 @@ def test_transfers_that_take_most_of_a_step_are_not_to_be_hidden() -> None:
     assert most["collectives not overlapped"].set.startswith("send less data, or less often: overlap can hide 20.0 ms")
 
 
+def test_calls_that_are_mostly_outside_of_steps_have_no_advice() -> None:
+    """A benchmark's sweep of sizes: steps of 100 ms were found in one of its 100 seconds."""
+    sweep = replace(job(), collectives=table("collectives", start_ns=np.array([0, 10**11])))
+    assert "collectives not overlapped" in advised(job(), seen(), calls(2, 64 << 20, 40.0))
+    assert "collectives not overlapped" not in advised(sweep, seen(), calls(2, 64 << 20, 40.0))
+
+
 @pytest.mark.parametrize("framework", ["torch", "horovod"])
 def test_gradients_that_are_sent_every_few_steps_make_a_larger_batch(framework: str) -> None:
     """The advice says of how many steps."""
