@@ -221,10 +221,7 @@ def of_sections(found: sections.Sections) -> list[dict[str, Any]]:
             "title": table.title,
             "about": table.about.replace("`", ""),
             "columns": [{"name": column.title, "text": column.unit == "text"} for column in table.columns],
-            "rows": [
-                [sections.written(row.get(column.key), column.unit) for column in table.columns]
-                for row in table.rows[:_SECTION_ROWS]
-            ],
+            "rows": table.cells[:_SECTION_ROWS],
             "left_out": max(len(table.rows) - _SECTION_ROWS, 0),
         }
         for table in sections.shown(found)

@@ -26,8 +26,7 @@ def render(report: Mapping[str, Any], ranks: Sequence[int] | None = None, path: 
 def _table(table: sections.Shown) -> Iterable[str]:
     yield _row(column.title for column in table.columns)
     yield _row("---" if column.unit == "text" else "---:" for column in table.columns)
-    for row in table.rows:
-        yield _row(_safe(sections.written(row.get(column.key), column.unit)) for column in table.columns)
+    yield from (_row(map(_safe, cells)) for cells in table.cells)
 
 
 def _row(cells: Iterable[str]) -> str:

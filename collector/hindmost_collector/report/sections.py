@@ -323,6 +323,11 @@ class Shown:
     rows: list[dict[str, Any]]
     left_out: int = 0
 
+    @property
+    def cells(self) -> list[list[str]]:
+        """The rows in words."""
+        return [[written(row.get(column.key), column.unit) for column in self.columns] for row in self.rows]
+
 
 @dataclass(frozen=True)
 class Chosen:

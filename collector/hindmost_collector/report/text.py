@@ -246,9 +246,8 @@ def _is_prose(table: sections.Shown) -> bool:
 
 def _prose(table: sections.Shown) -> Iterator[RenderableType]:
     """A paragraph a row, or where it has more than two sentences a line each of them, with its title."""
-    first, *rest = table.columns
-    for row in table.rows:
-        name, cells = str(row[first.key]), [sections.written(row.get(one.key), one.unit) for one in rest]
+    _, *rest = table.columns
+    for name, *cells in table.cells:
         if len(rest) < 3:
             yield labelled("", f"{name.replace('_', ' ')}: {': '.join(cells)}")
             continue
@@ -259,20 +258,18 @@ def _prose(table: sections.Shown) -> Iterator[RenderableType]:
 
 def _parts(table: sections.Shown, width: int) -> Iterator[RenderableType]:
     """The table; one that is wider than the page in parts, which all have its first column: no number is cut."""
-    rows = [*zip(*(_cells(table, column) for column in table.columns), strict=True)]
-    widths = [
-        columns.width_of(columns.heading(one.title), (row[at] for row in rows)) for at, one in enumerate(table.columns)
-    ]
+    cells = [_short(column, [*of]) for column, of in zip(table.columns, zip(*table.cells, strict=True), strict=True)]
+    widths = [columns.width_of(columns.heading(one.title), of) for one, of in zip(table.columns, cells, strict=True)]
     for first, last in _that_fit(widths, width):
         shown = [0, *range(first, last)]
         columns_shown = [table.columns[at] for at in shown]
         texts = [one.title for one in columns_shown if one.unit == "text"]
-        yield table_of([one.title for one in columns_shown], ([row[at] for at in shown] for row in rows), left=texts)
+        rows = zip(*(cells[at] for at in shown), strict=True)
+        yield table_of([one.title for one in columns_shown], rows, left=texts)
 
 
-def _cells(table: sections.Shown, column: sections.Column) -> list[str]:
+def _short(column: sections.Column, cells: list[str]) -> list[str]:
     """What a column says of each row: of ids what tells them apart."""
-    cells = [sections.written(row.get(column.key), column.unit) for row in table.rows]
     lengths = (end for end in range(_ID, _WIDEST) if len({cell[:end] for cell in cells}) == len({*cells}))
     if not column.ids or (length := next(lengths, None)) is None:
         return [_cell(cell) for cell in cells]
