@@ -69,6 +69,7 @@ def _verdict(one: Mapping[str, Any], said: RenderedVerdict, stalled: list[int]) 
     """One verdict; of a job that only ``stalled`` with the ranks that were waited for then."""
     ranks = stalled if said.kind == "stalled" else one["ranks"]
     return {
+        "head": said.head,
         "kind": said.kind,
         "says": _short(said.sentence),
         "ranks": ranks[:_RANKS],
