@@ -13,7 +13,7 @@ from hindmost_agent.jobs.discovery import Jobs
 from hindmost_agent.jobs.ranks import RankProcess
 from hindmost_agent.jobs.rings import NOTHING, Producer, RankStates, RasStall, Rings, start_ticks
 from hindmost_agent.runner import Runner
-from hindmost_agent.sampler import LONG_AGO_NS, Host
+from hindmost_agent.sampler import LONG_AGO_NS, NEVER_NS, Host
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +47,6 @@ STALLED_BATCH_NS, STALLED_BATCH_MOST_NS = NS // 4, NS
 STILL, STILL_MOST_NS = 4, 2 * NS
 #: A node's agent looks for jobs that began this often: a ring holds more than that, even a busy one's.
 FOLDERS_NS = 2 * NS
-NEVER_NS = 1 << 62
 #: How soon a ring that fills fast is read again.
 BUSY_NS = NS // 20
 #: What a verdict is made of: sent also while the collector has asked to hold node metrics back.

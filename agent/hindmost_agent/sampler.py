@@ -104,7 +104,7 @@ class AgentCounts:
 
 
 NS = 1_000_000_000
-LONG_AGO_NS = -(1 << 62)
+LONG_AGO_NS, NEVER_NS = -(1 << 62), 1 << 62
 NAN = float("nan")
 #: Drivers that may keep who asks them for ever, while hardware is in trouble.
 GPU, ADAPTER = DRIVERS = ("GPU", "adapter")

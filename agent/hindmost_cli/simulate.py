@@ -20,7 +20,8 @@ _FAULT = re.compile(
     r"(?P<cause>\w+):(?P<ranks>\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*):(?P<percent>\d+(?:\.\d+)?)%"
     r"(?:@(?P<onset>\d+)(?:-(?P<end>\d+))?)?(?:~(?P<duty>\d+(?:\.\d+)?)%)?"
 )
-
+#: Options that are the scenario's own.
+_SHAPE = "ranks steps seed layout tensor pipeline step_ms run_ahead varying_lengths gpu_bound".split()
 
 EPILOG = """\
 FAULT is CAUSE:RANKS:PERCENT%[@FROM[-TO]][~DUTY%]. It adds PERCENT of a step to each of RANKS,
@@ -79,20 +80,8 @@ def run(args: argparse.Namespace) -> int:
         arguments.filled("--collector", args.collector)
     if (args.out is None) == (args.collector is None):
         raise UsageError("name a FOLDER for the recording, or a --collector to send it to")
-    scenario = Scenario(
-        ranks=args.ranks,
-        steps=args.steps,
-        seed=args.seed,
-        layout=args.layout,
-        tensor=args.tensor,
-        pipeline=args.pipeline,
-        step_ms=args.step_ms,
-        run_ahead=args.run_ahead,
-        varying_lengths=args.varying_lengths,
-        gpu_bound=args.gpu_bound,
-        noise=_noise(args),
-        faults=tuple(fault for text in args.fault for fault in parse_fault(text)),
-    )
+    faults = tuple(fault for text in args.fault for fault in parse_fault(text))
+    scenario = Scenario(**{name: getattr(args, name) for name in _SHAPE}, noise=_noise(args), faults=faults)
     if args.collector:
         return _to_collector(scenario, args)
     if args.format == "run" and not args.ground_truth:

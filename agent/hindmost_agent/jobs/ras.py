@@ -21,6 +21,7 @@ from hindmost_proto.ras import NAMES, Member, RasCommunicator, parse_answer
 
 from hindmost_agent.jobs.ranks import RankProcess
 from hindmost_agent.jobs.rings import Entered, Producer, RasStall
+from hindmost_agent.sampler import NEVER_NS
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +60,6 @@ STILL_NS = NS
 AGAIN_NS, AGAIN_OF_A_NODE_NS = NS, NS // 20
 #: Ranks stand for no longer than this when RAS is first asked; an agent that has just started does not know better.
 STANDS_MOST_NS = 3 * STILL_NS
-NEVER_NS = 1 << 62
 #: Where no RAS answers for these ranks: it is off, or NCCL has not begun.
 SILENT_NS = 5 * NS
 #: Any job's process may take a connection. One that is stopped never answers.

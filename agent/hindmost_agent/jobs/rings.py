@@ -6,9 +6,11 @@ A ring that is torn is no error.
 import logging
 import os
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from hindmost import ring
 from hindmost_proto import telemetry_pb2 as wire
@@ -20,8 +22,6 @@ from hindmost_agent.kernel_files import File, read_once
 from hindmost_agent.sampler import Host
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 
 class Mark(NamedTuple):
@@ -35,14 +35,6 @@ class Mark(NamedTuple):
     skipped: int
     steps: int
     phases: int
-
-
-def _unless_torn(read: Callable[[], T], torn: T) -> T:
-    """What a ring says, or what stands for it where the ring is torn."""
-    try:
-        return read()
-    except ring.RingError:
-        return torn
 
 
 class OpenRing:
@@ -103,25 +95,12 @@ class OpenRing:
         except ring.RingError:
             return self._written
 
-    @property
-    def closed(self) -> bool:
-        """Whether the writer ended in order, which a torn ring does not say."""
-        return _unless_torn(lambda: self.reader.closed, False)
-
-    @property
-    def gpu_uuid(self) -> str:
-        """The GPU as the probe knows it by now, which a torn ring does not say."""
-        return _unless_torn(lambda: self.reader.gpu_uuid, "")
-
-    @property
-    def framework(self) -> str:
-        """What trains in the process, as its probe knows by now, which a torn ring does not say."""
-        return _unless_torn(lambda: self.reader.framework, "")
-
-    @property
-    def text(self) -> str:
-        """What the process said last, at its end, which a torn ring does not say."""
-        return _unless_torn(lambda: self.reader.text, "")
+    def said(self, what: str) -> Any:
+        """What the writer says by now: ``closed``, ``gpu_uuid``, ``framework``, ``text``; empty of a torn ring."""
+        try:
+            return getattr(self.reader, what)
+        except ring.RingError:
+            return ""
 
     @property
     def full(self) -> float:
@@ -202,7 +181,7 @@ class Producer:
     @property
     def closed(self) -> bool:
         """Whether every ring of this process was closed in order."""
-        return all(item.closed for item in self.rings.values())
+        return all(item.said("closed") for item in self.rings.values())
 
     @property
     def nccl_is_recorded(self) -> bool:
@@ -222,7 +201,7 @@ class Producer:
     @property
     def last_words(self) -> str:
         """The exception that it ends by, with its message, as its probe wrote before it closed its ring."""
-        return next((text for item in self.rings.values() if item.closed and (text := item.text)), "")
+        return next((text for item in self.rings.values() if item.said("closed") and (text := item.said("text"))), "")
 
     @property
     def drained(self) -> bool:
@@ -249,11 +228,11 @@ class Producer:
         self._gpu_due_ns = now_ns + GPU_NS
         named = 0
         for item in self.rings.values():
-            named += self._name(item.framework)
+            named += self._name(item.said("framework"))
         return self._refresh_gpu(gpu_of) or named > 0
 
     def _refresh_gpu(self, gpu_of: Mapping[tuple[int, int], str]) -> bool:
-        by_ring = next((uuid for item in self.rings.values() if (uuid := item.gpu_uuid)), "")
+        by_ring = next((uuid for item in self.rings.values() if (uuid := item.said("gpu_uuid"))), "")
         uuid = by_ring or gpu_of.get((self.process.pid, self.process.start_ticks), "")
         if not uuid or uuid == self.process.gpu_uuid:
             return False
@@ -452,7 +431,8 @@ class Rings:
             for other in self._producers.values():
                 if other.key[:2] == key[:2]:  # this process goes on as another rank
                     other.gone_ns = now_ns
-            producer = self._producers[key] = Producer(_process(header), now_ns)
+            process = RankProcess(*(getattr(header, name) for name in RankProcess._fields))
+            producer = self._producers[key] = Producer(process, now_ns)
             known = self._ended.get(key[:2])
             if known is not None:
                 producer.end, producer.gone_ns = known, now_ns
@@ -484,20 +464,6 @@ def _telling(framework: str) -> int:
     return LEAST_TELLING.index(framework) if framework in LEAST_TELLING else len(LEAST_TELLING)
 
 
-def _process(header: ring.Header) -> RankProcess:
-    return RankProcess(
-        header.job_id,
-        header.rank,
-        header.world_size,
-        header.local_rank,
-        header.pid,
-        header.start_ticks,
-        header.framework,
-        header.command,
-        header.gpu_uuid,
-    )
-
-
 #: An operation is reported as in flight once it has been open this long: a slow one, not one that was just met.
 OPEN_NS = NS // 2
 REPEAT_NS = 10 * NS
@@ -519,15 +485,22 @@ class RasStall(NamedTuple):
 NOTHING = RasStall()
 
 
+@dataclass
+class _LastState:
+    """What was said of a rank, and when; its state while it waits; by start of its tests, how many there were, and when
+    there was last one more."""
+
+    news: tuple[object, ...] = ()
+    said_ns: int = 0
+    waiting: wire.RankState | None = None
+    tests: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+
+
 class RankStates:
     """Says what changed since it was last asked; and how every rank is, every ten seconds."""
 
     def __init__(self) -> None:
-        self._said: dict[int, tuple[object, ...]] = {}
-        self._waiting: dict[int, wire.RankState] = {}
-        self._said_ns: dict[int, int] = {}
-        #: By rank and start of its tests, how many there were, and when there was last one more.
-        self._tests: dict[int, dict[int, tuple[int, int]]] = {}
+        self._known: defaultdict[int, _LastState] = defaultdict(_LastState)
 
     def look(self, producer: Producer, rank: int, now_ns: int, seen: RasStall = NOTHING) -> wire.RankState | None:
         """The rank's state if it is news. ``rank`` is its reference; ``seen``: what NCCL's RAS says of it."""
@@ -558,57 +531,41 @@ class RankStates:
         """The state with these added, unless that was said already. That a rank is in a communicator is news, too: it
         may be what others wait for in it."""
         news = (life, state.events_lost_total, state.last_words, *entered, *seen.communicators)
-        if self._said.get(rank) == news and now_ns - self._said_ns[rank] < REPEAT_NS:
+        known = self._known[rank]
+        if known.news == news and now_ns - known.said_ns < REPEAT_NS:
             return None
-        self._said[rank], self._said_ns[rank] = news, now_ns
         state.rank, state.time_ns, state.life = rank, now_ns, life
         for kind, name, comm, seq, peer, flags, start in entered:
             state.in_flight.add(kind=kind, name=name, comm=comm, seq=seq, peer=peer, flags=flags, start_ns=start)
-        self._waiting.pop(rank, None)
-        if entered and life == wire.RankState.RUNNING:
-            self._waiting[rank] = state
+        known.news, known.said_ns = news, now_ns
+        known.waiting = state if entered and life == wire.RankState.RUNNING else None
         return state
 
     def _entered(self, producer: Producer, rank: int, now_ns: int) -> list[Entered]:
         """What is open, without tests that do not go on."""
-        events, before = open_events(producer, now_ns), self._tests.get(rank, {})
+        events, before = open_events(producer, now_ns), self._known[rank].tests
         tests = {event.start_ns: event.duration_ns for event in events if event.flags & ring.POLLS}
         known = {start: before.get(start, (-1, 0)) for start in tests}
         seen = {start: known[start] if known[start][0] == count else (count, now_ns) for start, count in tests.items()}
-        self._tests[rank] = seen
+        self._known[rank].tests = seen
         stale = {start for start, (_, changed_ns) in seen.items() if now_ns - changed_ns > TESTS_NS}
-        return [
-            (
-                KINDS.get(event.kind, "other"),
-                event.name,
-                event.comm_id,
-                event.seq,
-                _peer(event),
-                event.flags,
-                event.start_ns,
-            )
-            for event in events
-            if not (event.flags & ring.POLLS and event.start_ns in stale)
-        ]
+        return [_as_entered(event) for event in events if not (event.flags & ring.POLLS and event.start_ns in stale)]
 
     def waiting(self, rank: int, now_ns: int) -> wire.RankState | None:
         """How a running rank was that was inside something when last looked at, said as of now; no change since."""
-        state = self._waiting.get(rank)
+        state = self._known[rank].waiting
         if state is not None:
             state = wire.RankState.FromString(state.SerializeToString())
             state.time_ns = now_ns
         return state
 
     def forget(self, rank: int) -> None:
-        self._waiting.pop(rank, None)
-        self._said.pop(rank, None)
-        self._said_ns.pop(rank, None)
-        self._tests.pop(rank, None)
+        self._known.pop(rank, None)
 
 
-def _peer(event: ring.Event) -> int:
-    """As on the wire."""
-    return -1 if event.peer == ring.ANY else event.peer + 1
+def _as_entered(event: ring.Event) -> Entered:
+    kind, peer = KINDS.get(event.kind, "other"), -1 if event.peer == ring.ANY else event.peer + 1
+    return kind, event.name, event.comm_id, event.seq, peer, event.flags, event.start_ns
 
 
 def open_events(producer: Producer, now_ns: int) -> list[ring.Event]:

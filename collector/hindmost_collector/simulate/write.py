@@ -20,7 +20,6 @@ from hindmost_collector.simulate.scenario import Scenario
 from hindmost_collector.store import schema
 from hindmost_collector.store.parquet.store import ParquetStore
 
-FORMATS = ("run", "traces")
 #: Collectives that are made and written at a time.
 ROWS_AT_ONCE = 1_000_000
 

@@ -20,6 +20,7 @@ from hindmost_agent.jobs import ras
 from hindmost_agent.jobs.ranks import RankProcess
 from hindmost_agent.jobs.ras import TRIES, RasWatch, address, standing
 from hindmost_agent.jobs.rings import Producer
+from hindmost_agent.sampler import NEVER_NS
 from hindmost_agent.settings import settings as agent_settings
 from hindmost_proto.address import Address
 
@@ -297,7 +298,7 @@ async def test_ras_is_not_asked_about_a_command_without_ranks(rank: int, *, aske
     """A script has no communicators."""
     agent = Daemon(agent_settings(listen="127.0.0.1:0"), lambda: 10 * NS)
     agent.host.ranks.put(process(rank, 546))
-    assert (agent._ras.due_ns(10 * NS) < ras.NEVER_NS) == asked
+    assert (agent._ras.due_ns(10 * NS) < NEVER_NS) == asked
 
 
 async def test_a_long_interval_does_not_put_off_asking(monkeypatch: pytest.MonkeyPatch) -> None:
