@@ -241,7 +241,6 @@ class GpuSampler(Sampler):
         return [*cards, *(HungCard(device.uuid) for device in found.hung)] if up else cards
 
     def fixed(self) -> tuple[Series, ...]:
-        """The series of all GPUs, in order."""
         return tuple(one for card in self.found for one in card.series)
 
     def sample(self) -> list[float]:
@@ -282,7 +281,6 @@ class EachGpu(TableSampler):
         """What a GPU has now."""
 
     def devices(self) -> Iterable[Device]:
-        """The GPUs that are asked."""
         return self.maker.opened(self.host).devices
 
     def table(self) -> dict[Series, float]:

@@ -45,7 +45,6 @@ class Series(NamedTuple):
 
 
 def gauge(name: str, text: str, *labels: str) -> Metric:
-    """Declare a metric that goes up and down."""
     return _declared(Metric(name, Kind.GAUGE, text, labels))
 
 

@@ -31,7 +31,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run an agent until there is a reason to leave."""
     from hindmost_agent.daemon import serve
     from hindmost_agent.settings import settings
 

@@ -55,7 +55,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until stopped."""
     from hindmost_collector.options import resolve
 
     ours = ("config", "set")

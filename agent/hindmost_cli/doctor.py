@@ -477,7 +477,6 @@ examples:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of ``hindmost doctor``."""
     parser.epilog = EPILOG
     parser.add_argument(
         "--format", choices=["text", "json", "line"], default="text", help="output format (default: text)"

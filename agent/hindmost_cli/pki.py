@@ -55,7 +55,6 @@ USES = {
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Declare what can be made."""
     parser.epilog = EPILOG
     kinds = ("init", "issue", "secret", "token")
     add = parser.add_argument
@@ -68,7 +67,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Make it, and say where it is."""
     least, most = COUNTS[args.made]
     if not least <= len(args.names) <= most:
         raise UsageError(f"{args.made}: {USES[args.made]}")

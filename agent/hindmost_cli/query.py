@@ -57,7 +57,6 @@ Run directories take DuckDB's SQL, clickhouse://USER@HOST:PORT/DATABASE takes Cl
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Where, what, and in which form."""
     parser.epilog = EPILOG
     parser.add_argument("paths", metavar="PATH", nargs="+", type=place, help="run directories or stores of one job")
     parser.add_argument("sql", metavar="SQL", help="one SELECT statement")
@@ -66,7 +65,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the result."""
     import hindmost_collector
 
     try:

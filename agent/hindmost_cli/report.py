@@ -42,7 +42,6 @@ def _format(name: str) -> str:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Add this subcommand's arguments."""
     parser.epilog = EPILOG
     parser.add_argument(
         "path",

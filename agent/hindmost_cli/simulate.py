@@ -40,7 +40,6 @@ examples:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Add this subcommand's arguments."""
     parser.epilog = EPILOG
     parser.usage = "hindmost simulate [options] FOLDER\n       hindmost simulate [options] --collector HOST:PORT"
     folder = arguments.path("FOLDER")
@@ -72,7 +71,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Simulate, write, say what was written."""
     from hindmost_collector.simulate import Scenario, simulate
     from hindmost_collector.simulate.write import simulated, write
 

@@ -179,7 +179,6 @@ def flag(name: str) -> str:
 
 
 def variable(name: str) -> str:
-    """The environment variable of a setting."""
     return PREFIX + name.upper()
 
 

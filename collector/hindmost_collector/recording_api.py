@@ -303,7 +303,6 @@ _COLUMNS = "node, name, labels, time_ns, count, min, max, sum, last"
 
 
 def quoted(text: str) -> str:
-    """A SQL string."""
     return "'" + text.replace("'", "''") + "'"
 
 

@@ -77,7 +77,6 @@ class Builder:
 
     @property
     def empty(self) -> bool:
-        """Whether there is nothing to send."""
         return not self._samples and not self._readings
 
     def reading(self, reading: Reading) -> None:

@@ -58,7 +58,6 @@ class Ranks:
         return len(self._by_pid)
 
     def get(self, pid: int) -> RankProcess | None:
-        """The rank that this process is, or ``None``."""
         return self._by_pid.get(pid)
 
     def shown(self) -> list[RankProcess]:
@@ -71,7 +70,6 @@ class Ranks:
         return [rank for rank in self if rank.rank >= 0]
 
     def put(self, rank: RankProcess) -> None:
-        """Add a rank, or replace what was known of it."""
         if self._by_pid.get(rank.pid) != rank:
             self._by_pid[rank.pid] = rank
             self.generation += 1

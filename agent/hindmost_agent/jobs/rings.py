@@ -126,7 +126,6 @@ class OpenRing:
         return reader.position - reader.skipped - before
 
     def communicators(self) -> list[ring.Communicator]:
-        """What this ring's probe has registered."""
         try:
             if self.reader.communicator_count != len(self._communicators):
                 self._communicators = self.reader.communicators()
@@ -195,7 +194,6 @@ class Producer:
 
     @property
     def lost(self) -> int:
-        """Events of this process that were lost."""
         return sum(item.lost + item.builder.damaged for item in self.rings.values())
 
     @property
@@ -209,7 +207,6 @@ class Producer:
         return all(item.reader.position >= item.written for item in self.rings.values())
 
     def add(self, item: OpenRing) -> None:
-        """Take on another ring of the same process."""
         self.rings[item.path] = item
         self._name(item.reader.header.framework)
 
@@ -284,7 +281,6 @@ class Producer:
             item.builder.finish()
 
     def communicators(self) -> list[ring.Communicator]:
-        """All communicators that its probes have registered."""
         return [communicator for item in self.rings.values() for communicator in item.communicators()]
 
     def finished(self, now_ns: int) -> bool:

@@ -31,7 +31,6 @@ It gives no verdict. For one start the job with hindmost run."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of ``hindmost attach``."""
     parser.epilog = EPILOG
     which = parser.add_mutually_exclusive_group(required=True)
     process = "a process, or a launcher of ranks"
@@ -54,7 +53,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Look, print, leave."""
     from hindmost_cli.attach import phases, target
 
     args.pid = args.pid or args.pids

@@ -20,7 +20,6 @@ ARITY = dict.fromkeys("-np --num-proc -p --ssh-port -H --hosts -hostfile --hostf
 
 
 def recognises(argv: Sequence[str]) -> bool:
-    """``horovodrun …``, or its module."""
     return job_command.starts(argv, PROGRAMS, ("horovod.runner",))
 
 

@@ -22,7 +22,6 @@ ANSWER_S = 1.5
 
 
 def recognises(argv: Sequence[str]) -> bool:
-    """``srun …``."""
     return job_command.starts(argv, PROGRAMS)
 
 

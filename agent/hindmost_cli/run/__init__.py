@@ -117,7 +117,6 @@ COMMAND keeps its terminal, signals and exit code. If hindmost cannot start, COM
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of ``hindmost run``."""
     parser.epilog = EPILOG
     parser.usage = "hindmost run [options] -- COMMAND ..."
     parser.add_argument(

@@ -31,7 +31,6 @@ LONGEST = 86_400.0
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Add this subcommand's arguments."""
     parser.epilog = EPILOG
     parser.add_argument(
         "address",
@@ -51,7 +50,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Show until the user leaves."""
     if not 0 < args.interval <= LONGEST:
         raise UsageError(f"--interval {args.interval:g}: use a number of seconds above 0, at most {LONGEST:g}")
     if args.address is None:

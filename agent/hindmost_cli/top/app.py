@@ -110,7 +110,6 @@ class Table(ScrollView, can_focus=True):
         return Strip([Segment(text.ljust(width), drawn)]).adjust_cell_length(width)
 
     def action_move(self, by: int) -> None:
-        """Move the cursor, and keep it in sight."""
         self.cursor = max(min(self.cursor + by, len(self._lines) - 1), 0)
         top, height = self.scroll_offset.y, self.size.height
         if not top <= self.cursor < top + height:
@@ -118,11 +117,9 @@ class Table(ScrollView, can_focus=True):
         self.refresh()
 
     def action_page(self, by: int) -> None:
-        """Move by as many lines as are in sight."""
         self.action_move(by * self.size.height)
 
     def action_choose(self) -> None:
-        """Choose the line of the cursor."""
         self.post_message(self.Chosen())
 
 
@@ -203,7 +200,6 @@ class Top(App[None]):
         self.show()
 
     def show(self) -> None:
-        """Draw everything."""
         width = self.size.width
         title = textwrap.shorten(one_line(self._picture["title"]), width, placeholder="…")
         self.query_one("#title", Static).update(title)
@@ -302,7 +298,6 @@ class Top(App[None]):
         return "".join(f"{line}\n" for line in (one_line(self._picture["title"]), *heads))
 
     def action_view(self, name: str) -> None:
-        """Show this view, or the next one."""
         names = list(rows.VIEWS)
         self._view = name or names[(names.index(self._view) + 1) % len(names)]
         self._sorted_by, self._turned, self._skipped = "", False, 0
@@ -317,22 +312,18 @@ class Top(App[None]):
         self.show()
 
     def action_turn(self) -> None:
-        """Turn the order round."""
         self._turned = not self._turned
         self.show()
 
     def action_columns(self, step: int) -> None:
-        """Show columns further right, or left."""
         self._skipped = max(self._skipped + step, 0)
         self.show()
 
     def action_hold(self) -> None:
-        """Hold the picture, or go on."""
         self._held = not self._held
         self.show()
 
     def action_help(self) -> None:
-        """Explain keys and columns."""
         self.push_screen(Page(HELP))
 
     def action_verdicts(self) -> None:
@@ -350,18 +341,15 @@ class Top(App[None]):
         self.set_focus(box)  # at once: the next keys are already on their way
 
     def action_unfilter(self) -> None:
-        """Take the filter back."""
         self._filter = ""
         self._leave_filter()
 
     def on_input_changed(self, event: Input.Changed) -> None:
-        """Filter while it is typed."""
         if self.query_one(Input).display:
             self._filter = event.value
             self.show()
 
     def on_input_submitted(self) -> None:
-        """Keep the filter."""
         self._leave_filter()
 
     def _leave_filter(self) -> None:
@@ -379,7 +367,6 @@ class Top(App[None]):
         self.show()
 
     def on_table_chosen(self) -> None:
-        """Enter on a job shows it."""
         at = self.query_one(Table).cursor
         if self._view == "jobs" and at < len(self._shown):
             self._job = str(self._shown[at]["job"])

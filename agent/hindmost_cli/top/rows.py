@@ -274,7 +274,6 @@ def header(layout: Sequence[Written]) -> list[str]:
 
 
 def line(layout: Sequence[Written], at: int, *, marked: bool) -> str:
-    """A row of the table as it is drawn."""
     return _joined(layout, [written.cells[at] for written in layout], "*" if marked else " ")
 
 

@@ -94,7 +94,6 @@ class Collector:
         return found
 
     def jobs(self) -> list[str]:
-        """The ids of the jobs that it knows."""
         return [str(one["id"]) for one in self._fetch("/api/jobs", {}) or []]
 
     def _refuse_unknown(self, job: str | None) -> None:

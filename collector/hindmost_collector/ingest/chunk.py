@@ -43,7 +43,6 @@ class Chunk:
 
     @property
     def empty(self) -> bool:
-        """Whether there is nothing in it."""
         return not (self.coded or self.plain or self.metrics or self.attachments)
 
     def definitions(self) -> Chunk:

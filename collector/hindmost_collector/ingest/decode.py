@@ -206,7 +206,6 @@ class Decoder:
         self.samples = 0
 
     def job(self, job: str) -> JobRows:
-        """The rows of a job that are not taken yet."""
         rows = self._jobs.get(job)
         if rows is None:
             rows = self._jobs[job] = JobRows()

@@ -243,7 +243,6 @@ class Link:
 
     @property
     def agents(self) -> int:
-        """How many agents' streams it carries."""
         return len(self._streams)
 
     def open(self, carried: RelayedAgent) -> int:
@@ -259,7 +258,6 @@ class Link:
             self._add(number, message, urgent=not message.startswith(BATCH))
 
     def close(self, number: int) -> None:
-        """An agent broke off."""
         if self._streams.pop(number, None):
             self._add(number, None, urgent=True)
 

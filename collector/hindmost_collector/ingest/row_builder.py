@@ -210,7 +210,6 @@ class Words:
         self._limit = limit
 
     def code(self, word: str) -> int:
-        """The number of ``word``, a new one when it is new."""
         code = self._codes.get(word)
         if code is None:
             if self._limit is not None and len(self.words) >= self._limit and word != self.OTHER:
@@ -274,17 +273,14 @@ class MetricRows:
 
     @property
     def ticks(self) -> int:
-        """How many rows there are."""
         return len(self.node_times) // 8
 
     @property
     def size(self) -> int:
-        """How many values there are."""
         return len(self.raw) // 8
 
     @property
     def bytes(self) -> int:
-        """Memory that its numbers take."""
         return len(self.node_times) + len(self.raw)
 
     @property

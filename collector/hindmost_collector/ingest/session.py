@@ -81,7 +81,6 @@ class Outbox:
         self._ready.set()
 
     def need(self, refs: list[int]) -> None:
-        """Ask for definitions."""
         self._needs.update(dict.fromkeys(refs))
         self._ready.set()
 
@@ -189,7 +188,6 @@ class AgentSession:
         self.schemas.update(schemas)
 
     def claim(self, ranks: int | bytes) -> None:
-        """Note that these are its own."""
         if len(self.owned) >= _SCHEMAS:
             self.owned.clear()
         self.owned.add(ranks)

@@ -422,7 +422,6 @@ class Ingest:
                 agent.outbox.throttle(shed_metrics, batch_ns)
 
     def connected(self) -> int:
-        """How many agents have a stream."""
         return self._connected
 
 

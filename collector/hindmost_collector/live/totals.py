@@ -52,7 +52,6 @@ class _Started:
         self._turns: list[Array] = []
 
     def add(self, starts: Table) -> None:
-        """These rows are starts of a turn."""
         self._turns.append(_keys(starts))
         while len(self._turns) > 1 and (len(self._turns) > _TURNS or sum(map(len, self._turns)) > _PENDING):
             self._turns.pop(0)
@@ -243,7 +242,6 @@ class _Runs(NamedTuple):
         return cls(rank[begin], begin, np.diff(begin, append=len(rank)))
 
     def rows(self, size: int) -> Array:
-        """How many rows each rank has."""
         return np.bincount(self.rank, weights=self.length, minlength=size)
 
     def sums(self, values: Array, size: int, dtype: Any = None) -> Array:
@@ -274,7 +272,6 @@ class RankTotals:
         return found
 
     def add(self, chunk: Chunk, words: Words) -> None:
-        """Count a tick."""
         highest = [int(table["rank"].max()) for table in chunk.coded.values()]
         highest += [int(chunk.plain[name]["rank"].max()) for name in ("rank_states",) if name in chunk.plain]
         self._size = max([self._size, *(one + 1 for one in highest)])
@@ -290,7 +287,6 @@ class RankTotals:
             np.fmax.at(lost, states["rank"], states["events_lost_total"].astype(float))
 
     def _count(self, name: str, rank: Array, values: Array) -> None:
-        """Add the values of rows to their ranks."""
         rows, sums = (np.bincount(rank, weights=weights, minlength=self._size) for weights in (None, values))
         self._add(name, rows, sums)
 

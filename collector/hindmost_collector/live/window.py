@@ -251,7 +251,6 @@ class Pieces:
                 self._rows -= one.rows - rows(table)
 
     def clear(self) -> None:
-        """Let all go."""
         self._held.clear()
         self._rows, self.whole = 0, False
 
@@ -434,7 +433,6 @@ class Window:
         return next((str(text) for of, _, text in reversed(self._stacks) if of == rank), None)
 
     def nodes_of(self) -> dict[int, str]:
-        """The node of each rank."""
         return self._nodes()
 
     def absent(self) -> list[int]:
@@ -445,7 +443,6 @@ class Window:
 
     @property
     def gone(self) -> set[int]:
-        """Ranks that run no more."""
         states = self._states.table()
         return set(states["rank"][states["life"] != RUNNING].tolist())
 
@@ -600,7 +597,6 @@ class _Places(NamedTuple):
 
     @classmethod
     def of(cls, head: Head, wanted: Callable[[str], bool]) -> _Places:
-        """The series whose names are wanted."""
         place = np.array([place for place, name in enumerate(head.names) if wanted(name)], np.int64)
         return cls(place, np.array([head.names[one] for one in place.tolist()], object), head.word[place])
 
@@ -626,7 +622,6 @@ class _Samples:
         self._cpus: Table | None = None
 
     def long(self) -> Table:
-        """As long rows."""
         samples = self._held  # read once: two threads may ask
         if isinstance(samples, list):
             samples = self._held = _long([(block, causal.all, causal.words) for block, causal in samples])

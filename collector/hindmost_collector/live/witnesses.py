@@ -64,7 +64,6 @@ class Witnesses:
             self._next = float(self._steps.sum()) + _AGAIN * ranks
 
     def of(self, table: Table) -> Table:
-        """The rows of witnesses."""
         return table if self.sampled is None else chosen(table, self.has(table["rank"]))
 
     def has(self, ranks: Array) -> Array:

@@ -25,7 +25,6 @@ class Metric(NamedTuple):
 
 
 def gauge(name: str, text: str, *labels: str) -> Metric:
-    """Declare a metric that goes up and down."""
     return Metric(name, "gauge", text, labels)
 
 

@@ -268,13 +268,11 @@ class _Streams:
             return True
 
     def leave(self) -> None:
-        """A page was closed."""
         with self._changed:
             self._open -= 1
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Tell all of them that this is the end."""
         self.closing.set()
         with self._changed:
             self._changed.wait_for(lambda: self._open == 0, GOODBYE_S)
@@ -390,7 +388,6 @@ class _Server(ThreadingHTTPServer):
         self._ended.wait()
 
     def server_close(self) -> None:
-        """Give the port back."""
         super().server_close()
         self._wakes.close()
         self._woken.close()
@@ -460,7 +457,6 @@ class Page:
         self._handler.endpoints = endpoints
 
     def close(self) -> None:
-        """Tell open pages, and stop serving."""
         self._streams.close()
         self._server.shutdown()
         self._server.server_close()

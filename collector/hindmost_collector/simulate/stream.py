@@ -228,7 +228,6 @@ class Job:
 
     @property
     def name(self) -> str:
-        """The job's id."""
         return f"simulated-{self.scenario.seed}"
 
     @cached_property

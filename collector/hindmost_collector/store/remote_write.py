@@ -262,7 +262,6 @@ class RemoteWrite:
                 self.counts["dropped_full"] += oldest.size
 
     def start(self) -> None:
-        """Begin to send."""
         self._thread = threading.Thread(target=self._run, daemon=True, name="remote write")
         self._thread.start()
 

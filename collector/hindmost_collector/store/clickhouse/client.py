@@ -43,7 +43,6 @@ class Target:
 
 
 def is_url(text: object) -> bool:
-    """Whether a store is named by a URL of this kind."""
     return str(text).startswith(SCHEME)
 
 
@@ -137,7 +136,6 @@ class Server:
         self._translated(lambda: self._client.insert_arrow(f"`{database}`.{table}", data, settings=settings))
 
     def close(self) -> None:
-        """Let the connection go."""
         self._client.close()
 
     def _translated(self, work: Any) -> Any:
