@@ -33,7 +33,7 @@ from hindmost_collector.recordings.rank_mapping import (
     thinned,
     world_ranks,
 )
-from hindmost_collector.recordings.tables import operation, table
+from hindmost_collector.recordings.tables import LONGEST_NS, MOST_RANKS, incomplete, operation, table
 from hindmost_collector.recordings.trace_files import DamagedError, Sample, lines, read_undamaged
 
 NAME = "NCCL Inspector JSON lines"
@@ -178,18 +178,16 @@ def _take(block: pa.Table, reading: _Reading) -> None:
                 reading.pieces[name].append(values)
 
 
-#: No operation takes longer, and no job is larger: numbers beyond it are nonsense.
-_LONGEST_US, _MOST_RANKS = 24 * 3600 * 10**6, 1 << 20
 _IDENTITY = "^(0[xX])?[0-9a-fA-F]{1,16}$"
 
 
 def _sane(rows: pa.Table, kind: str) -> Array:
     """Which rows' numbers can be what they are to be."""
     rank, size = _numbers(rows["header.rank"]), _numbers(rows["header.n_ranks"])
-    took = np.nan_to_num(rows[f"{kind}_perf.{kind}_exec_time_us"].to_numpy())
+    took = np.abs(np.nan_to_num(rows[f"{kind}_perf.{kind}_exec_time_us"].to_numpy()))
     comm = pc.fill_null(rows["header.id"], "0").combine_chunks().dictionary_encode()
     known = pc.take(pc.match_substring_regex(comm.dictionary, _IDENTITY), comm.indices).to_numpy(zero_copy_only=False)
-    mask = known & (rank >= 0) & (size < _MOST_RANKS) & ((rank < size) | (size < 1)) & (np.abs(took) <= _LONGEST_US)
+    mask = known & (rank >= 0) & (size < MOST_RANKS) & ((rank < size) | (size < 1)) & (took <= LONGEST_NS / 1000)
     return np.asarray(mask & (_numbers(rows[f"{kind}_perf.{kind}_sn"]) >= 0))
 
 
@@ -310,6 +308,4 @@ def _notes(c: dict[str, Array], collectives: Table, reading: _Reading) -> list[s
         notes.append(f"Inspector missed {missed} of {expected} operations: it keeps only the latest.")
     if untrue := reading.nonsense:
         notes.append(f"{untrue:,} line{'s' * (untrue > 1)} of the {NAME} that cannot be true left out.")
-    if torn := reading.torn:
-        notes.append(f"{torn} incomplete line{'s' * (torn > 1)} of the {NAME} left out.")
-    return notes
+    return [*notes, *incomplete(reading.torn, of=f" of the {NAME}")]

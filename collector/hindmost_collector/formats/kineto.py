@@ -29,7 +29,7 @@ from hindmost_judge.types import Array
 
 from hindmost_collector.recordings import one_job
 from hindmost_collector.recordings.rank_mapping import ITEM_BYTES, ProcessGroup, memberships, rank_in_name
-from hindmost_collector.recordings.tables import concatenate, operation, table
+from hindmost_collector.recordings.tables import MOST_RANKS, concatenate, operation, table
 from hindmost_collector.recordings.trace_files import (
     SAMPLE_BYTES,
     Sample,
@@ -50,7 +50,6 @@ _KERNEL = re.compile(r"^nccl(?:Symk?)?(?:Dev)?Kernel_(?P<op>[A-Za-z]+)")
 _ON_CPU = re.compile(r"^(?:gloo|mpi):(?P<op>\w{1,40})$")
 _STEP = re.compile(r"^ProfilerStep#(\d{1,15})$")
 _NO_STEP = np.iinfo(np.int64).min
-_MOST_RANKS = 1 << 20
 _LONGEST_NAME = 64
 _Thread = int | str | None
 
@@ -127,7 +126,7 @@ class _Trace:
 
     def rank(self) -> int:
         rank = self.distributed.get("rank")
-        if isinstance(rank, int) and 0 <= rank < _MOST_RANKS:
+        if isinstance(rank, int) and 0 <= rank < MOST_RANKS:
             return rank
         named = rank_in_name(self.path)
         if named is None:
@@ -200,7 +199,7 @@ def _notes(traces: Sequence[_Trace]) -> tuple[str, ...]:
 
 def _world_size(trace: _Trace) -> int:
     size = trace.distributed.get("world_size")
-    return size if isinstance(size, int) and 0 < size < _MOST_RANKS else 0
+    return size if isinstance(size, int) and 0 < size < MOST_RANKS else 0
 
 
 def _read(path: Path) -> _Trace:

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 from hindmost_judge.model import Job, Run, Table
 
-from hindmost_collector.recordings.tables import concatenate, table
+from hindmost_collector.recordings.tables import WHOLE, concatenate, incomplete, table, together
 from hindmost_collector.recordings.trace_files import DamagedError, Sample, open_bytes, read_undamaged, sample
 
 NAME = "GPU samples (nvml.csv)"
@@ -54,9 +54,9 @@ def labels_of(index: int) -> str:
     return f'{{"gpu_uuid": "{gpu(index)}"}}'
 
 
-#: A time or an index, and any other value: one that is neither is left out, with its row or alone.
-_INTEGER, _NUMBER = r"^(\d{1,18}|[1-8]\d{18})$", r"^-?\d{1,18}(\.\d*)?([eE][+-]?\d{1,2})?$"
-_MOST_GPUS, _FAR_NS = 1 << 16, 366 * 24 * 3600 * 10**9
+#: A value that is neither a time nor an index: one that is none is left out alone.
+_NUMBER = r"^-?\d{1,18}(\.\d*)?([eE][+-]?\d{1,2})?$"
+_MOST_GPUS = 1 << 16
 
 
 def _read(path: Path, budget: int) -> tuple[list[Table], list[str]]:
@@ -77,18 +77,15 @@ def _read(path: Path, budget: int) -> tuple[list[Table], list[str]]:
     lost = count - len(samples) + len(torn)
     if not len(samples):
         raise DamagedError(path, f"not {NAME}: no whole line")
-    notes = [f"{path.name}: {lost:,} incomplete line{'s' * (lost > 1)} left out."] if lost else []
-    return _tables(samples, budget), notes
+    return _tables(samples, budget), incomplete(lost, f"{path.name}: ")
 
 
 def _sane(samples: Any) -> Any:
     """The rows whose time and GPU can be what they are to be: no run lasts for a year."""
-    whole = [pc.match_substring_regex(samples[name], _INTEGER) for name in ("t_ns", "gpu")]
+    whole = [pc.match_substring_regex(samples[name], WHOLE) for name in ("t_ns", "gpu")]
     samples = samples.filter(pc.and_(*whole))
     gpus, times = (samples[name].cast(pa.int64()).to_numpy() for name in ("gpu", "t_ns"))
-    if not len(times):
-        return samples
-    return samples.filter(pa.array((gpus < _MOST_GPUS) & (np.abs(times - int(np.median(times))) <= _FAR_NS)))
+    return samples.filter(pa.array((gpus < _MOST_GPUS) & together(times)))
 
 
 def _tables(samples: Any, budget: int) -> list[Table]:

@@ -41,7 +41,17 @@ from hindmost_collector.recordings.rank_mapping import (
     thinned,
     world_ranks,
 )
-from hindmost_collector.recordings.tables import concatenate, operation, select, table
+from hindmost_collector.recordings.tables import (
+    LONGEST_NS,
+    MOST_RANKS,
+    WHOLE,
+    concatenate,
+    incomplete,
+    operation,
+    select,
+    table,
+    together,
+)
 from hindmost_collector.recordings.trace_files import DamagedError, Sample, open_bytes, read_undamaged
 
 Columns = Mapping[str, Array]
@@ -61,11 +71,7 @@ _KEPT = ("comm", "op", "algorithm", *_NUMBERS)
 
 #: Lines at the beginning of a file of which one is an operation, though others be torn.
 _LOOKED_AT = 50
-#: No operation takes longer, and no run lasts longer: numbers beyond it are nonsense.
-_LONGEST_NS, _FAR_NS = 24 * 3600 * 10**9, 366 * 24 * 3600 * 10**9
-_MOST_RANKS = 1 << 24
 _IDENTITY = "^[0-9a-fA-F]{1,16}$"
-_WHOLE = r"^(\d{1,18}|[1-8]\d{18})$"
 
 
 def recognises(sample: Sample) -> bool:
@@ -196,8 +202,8 @@ def _sane(batch: Any) -> tuple[Any, int]:
     comm = batch["comm"].dictionary_encode()
     mask = pc.take(pc.match_substring_regex(comm.dictionary, _IDENTITY), comm.indices)
     took = pc.subtract(batch["stop"], batch["start"])
-    mask = pc.and_(mask, pc.and_(pc.greater_equal(took, 0), pc.less_equal(took, _LONGEST_NS)))
-    mask = pc.and_(mask, pc.less(batch["rank_in"], _MOST_RANKS))
+    mask = pc.and_(mask, pc.and_(pc.greater_equal(took, 0), pc.less_equal(took, LONGEST_NS)))
+    mask = pc.and_(mask, pc.less(batch["rank_in"], MOST_RANKS))
     for name in ("rank_in", "seq", "count", "enqueue"):
         mask = pc.and_(mask, pc.greater_equal(batch[name], 0))
     sane = batch.filter(mask)
@@ -208,18 +214,14 @@ def _as_numbers(batch: Any) -> Any:
     """The rows of which every number is one."""
     names = batch.schema.names
     for name in set(names) & set(_INTEGERS):
-        batch = batch.filter(pc.match_substring_regex(batch[name], _WHOLE))
+        batch = batch.filter(pc.match_substring_regex(batch[name], WHOLE))
     columns = [batch[name].cast(pa.int64()) if name in _INTEGERS else batch[name] for name in names]
     return pa.RecordBatch.from_arrays(columns, names)
 
 
 def _consistent(c: dict[str, Array]) -> Array:
     """Which rows agree with most of the file on when it was, and on which rank of each communicator wrote it."""
-    mask = np.ones(len(c["comm"]), bool)
-    if not len(mask):
-        return mask
-    for name in ("enqueue", "start"):
-        mask &= np.abs(c[name] - int(np.median(c[name]))) <= _FAR_NS
+    mask = together(c["enqueue"]) & together(c["start"])
     for comm in np.unique(c["comm"]).tolist():
         mine = np.flatnonzero(c["comm"] == comm)
         ranks, counts = np.unique(c["rank_in"][mine], return_counts=True)
@@ -259,7 +261,7 @@ def _encoded(column: Any) -> tuple[list[str], Array]:
 
 def _notes(read: list[_File]) -> list[str]:
     torn, nonsense = sum(part.torn for part in read), [part for part in read if part.nonsense]
-    notes = [f"{torn} incomplete line{'s' * (torn > 1)} of the profiler CSVs left out."] if torn else []
+    notes = incomplete(torn, of=" of the profiler CSVs")
     if not nonsense:
         return notes
     count = sum(part.nonsense for part in nonsense)

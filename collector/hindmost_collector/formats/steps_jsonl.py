@@ -18,7 +18,7 @@ from hindmost_judge.model import UNMEASURED, Job, Run, Table
 from hindmost_judge.types import Array
 
 from hindmost_collector.recordings import one_job
-from hindmost_collector.recordings.tables import concatenate, table
+from hindmost_collector.recordings.tables import FAR_NS, LONGEST_NS, concatenate, incomplete, table
 from hindmost_collector.recordings.trace_files import DamagedError, Sample, lines, read_undamaged
 
 NAME = "step times (steps.RANK.jsonl)"
@@ -95,8 +95,7 @@ def _read(path: Path, budget: int) -> tuple[int, dict[str, Array], list[str]]:
             rows.append(row)
         else:
             torn += bool(line.strip())
-    if torn:
-        notes.append(f"{path.name}: {torn} incomplete line{'s' * (torn > 1)} left out.")
+    notes += incomplete(torn, f"{path.name}: ")
     if not rows:
         raise DamagedError(path, "no step in it can be read; is it whole?")
     host = np.array([row[:4] for row in rows], dtype=np.int64)
@@ -110,10 +109,8 @@ def _read(path: Path, budget: int) -> tuple[int, dict[str, Array], list[str]]:
     order = indices[np.argsort(host[indices, 1], kind="stable")]
     order = order[np.append(True, (np.diff(host[order], axis=0) != 0).any(axis=1))]  # a line may be there twice
     columns: dict[str, Array] = {key: host[order, i] for i, key in enumerate(_HOST)}
-    gpu[~((gpu >= 0) & (gpu <= _LONGEST_NS / 1e6))] = np.nan
-    gpu[(gpu == 0) & ((gpu == 0).mean(axis=0) < _MISSING_SHARE)] = (
-        np.nan
-    )  # what takes time was not measured where it takes none
+    gpu[~((gpu >= 0) & (gpu <= LONGEST_NS / 1e6))] = np.nan
+    gpu[(gpu == 0) & ((gpu == 0).mean(axis=0) < _MISSING_SHARE)] = np.nan  # not measured, as it takes time
     return rank, columns | {key: gpu[order, i] for i, key in enumerate(_GPU)}, notes
 
 
@@ -139,18 +136,17 @@ def _number(value: Any) -> float:
         return float("nan")
 
 
-#: No step lasts longer, and no run lasts longer: times beyond it are nonsense. So is a step's number that is further
-#: from the typical one than so many times what nine tenths of them are apart.
-_LONGEST_NS, _FAR_NS, _FAR_STEPS = 24 * 3600 * 10**9, 366 * 24 * 3600 * 10**9, 10
+#: Nonsense is a step's number further from the typical one than so many times what nine tenths of them are apart.
+_FAR_STEPS = 10
 
 
 def _sane(host: Array) -> Array:
     """Which lines have their times in order, and agree with most of the file on when it was and which steps it has."""
     step, start, _, end = host.T
-    mask = (start <= end) & (end - start <= _LONGEST_NS) & (step >= 0)
+    mask = (start <= end) & (end - start <= LONGEST_NS) & (step >= 0)
     if not mask.any():
         return np.asarray(mask)
-    mask &= np.abs(start - int(np.median(start[mask]))) <= _FAR_NS
+    mask &= np.abs(start - int(np.median(start[mask]))) <= FAR_NS
     low, typical, high = (int(one) for one in np.quantile(step[mask], (0.05, 0.5, 0.95)))
     return np.asarray(mask & (np.abs(step - typical) <= _FAR_STEPS * max(high - low, len(step))))
 

@@ -19,7 +19,7 @@ from hindmost_judge.verdict.wording import names
 
 from hindmost_collector.formats import flight_recorder
 from hindmost_collector.recordings import rank_mapping
-from hindmost_collector.recordings.tables import select
+from hindmost_collector.recordings.tables import MOST_RANKS, select
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -32,8 +32,6 @@ _UNHINDERED = 0.1
 _OPERATIONS, _STEPS = 100, 10
 #: Where a log of the steps has all of a job, it is better than collectives of less than this share of it.
 _BETTER_LOGGED = 0.5
-#: More ranks than this no job has: whatever claims them is believed in nothing.
-_MOST_RANKS = 1 << 20
 #: A rank is in most of a communicator's operations, or it is not one that meets the others there.
 _LEAST_SHARE = 0.05
 
@@ -62,7 +60,7 @@ def _world(run: Run) -> set[int]:
     """All ranks, as far as anything here tells: by the number of them, or by the highest one."""
     seen = {rank for rank in run.ranks["rank"].tolist() if rank >= 0}
     size = max(run.job.world_size or 0, max(seen, default=-1) + 1)
-    return set(range(size)) if size <= _MOST_RANKS else seen
+    return set(range(size)) if size <= MOST_RANKS else seen
 
 
 def _missing(one: Run, world: set[int]) -> list[str]:

@@ -13,7 +13,7 @@ import numpy as np
 from hindmost_judge.model import Table
 from hindmost_judge.types import Array
 
-from hindmost_collector.recordings.tables import table
+from hindmost_collector.recordings.tables import MOST_RANKS, table
 
 #: Most operations kept of one recording: judging takes up to 600 bytes of memory for each. Beyond it, periods are left
 #: out, the same ones on every rank.
@@ -212,16 +212,12 @@ ITEM_BYTES = {
 }
 
 
-#: No group has more, and no list of them a longer text.
-_MOST_RANKS = 1 << 20
-
-
 def _numbers(ranks: Any) -> tuple[int, ...]:
     """The ranks of a list or of its text; none of what is neither."""
-    if isinstance(ranks, str) and len(ranks) < 10 * _MOST_RANKS:
+    if isinstance(ranks, str) and len(ranks) < 10 * MOST_RANKS:
         return tuple(int(number) for number in re.findall(r"\d{1,9}", ranks))
-    if isinstance(ranks, list | tuple) and len(ranks) <= _MOST_RANKS:
-        return tuple(rank for rank in ranks if isinstance(rank, int) and 0 <= rank < _MOST_RANKS)
+    if isinstance(ranks, list | tuple) and len(ranks) <= MOST_RANKS:
+        return tuple(rank for rank in ranks if isinstance(rank, int) and 0 <= rank < MOST_RANKS)
     return ()
 
 

@@ -85,3 +85,19 @@ def operation(name: str) -> str:
     name = name if name.isupper() else _WORD.sub("_", name)
     name = name.lower().strip("_ ").split(" ", 1)[0]
     return _SAME.get(name, name)
+
+
+#: No operation and no step takes longer, no run lasts longer, and no job is larger: numbers beyond it are nonsense.
+LONGEST_NS, FAR_NS, MOST_RANKS = 24 * 3600 * 10**9, 366 * 24 * 3600 * 10**9, 1 << 20
+#: A whole number of 63 bits.
+WHOLE = r"^(\d{1,18}|[1-8]\d{18})$"
+
+
+def together(times: Array) -> Array:
+    """Which times can be of the run that most of them are of."""
+    return np.asarray(np.abs(times - int(np.median(times))) <= FAR_NS) if len(times) else np.zeros(0, bool)
+
+
+def incomplete(count: int, file: str = "", of: str = "") -> list[str]:
+    """The note on lines that are no whole ones; none where there are none."""
+    return [f"{file}{count:,} incomplete line{'s' * (count > 1)}{of} left out."] if count else []
