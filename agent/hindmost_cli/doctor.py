@@ -195,10 +195,7 @@ def run_queue(machine: Machine) -> Finding:
         return Finding("yes", "run-queue delay of every process")
     lost = "CPU contention is not found as a cause"
     return Finding(
-        "no",
-        "/proc/PID/schedstat is empty",
-        lost,
-        "a kernel with CONFIG_SCHED_INFO; sysctl kernel.sched_schedstats=1",
+        "no", "/proc/PID/schedstat is empty", lost, "a kernel with CONFIG_SCHED_INFO; sysctl kernel.sched_schedstats=1"
     )
 
 

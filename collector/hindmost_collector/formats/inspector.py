@@ -59,10 +59,7 @@ def _performance(kind: str) -> pa.DataType:
 _SCHEMA = pa.schema(
     [
         ("header", pa.struct([("id", pa.string()), ("rank", pa.int64()), ("n_ranks", pa.int64())])),
-        (
-            "metadata",
-            pa.struct([("dump_timestamp_us", pa.int64()), ("hostname", pa.string()), ("pid", pa.int64())]),
-        ),
+        ("metadata", pa.struct([("dump_timestamp_us", pa.int64()), ("hostname", pa.string()), ("pid", pa.int64())])),
         ("coll_perf", _performance("coll")),
         ("p2p_perf", _performance("p2p")),
     ]

@@ -178,10 +178,7 @@ def _parsed(path: Path, every: int, number: Any) -> _File:
     )
     options = pa_csv.ReadOptions(column_names=list(_COLUMNS), block_size=_BLOCK, use_threads=False)
     parse = pa_csv.ParseOptions(invalid_row_handler=skip, quote_char=False)
-    with (
-        _Ascii(open_bytes(path)) as stream,
-        pa_csv.open_csv(stream, options, parse, convert_options=convert) as reader,
-    ):
+    with _Ascii(open_bytes(path)) as stream, pa_csv.open_csv(stream, options, parse, convert_options=convert) as reader:
         sane = (_sane(batch) for batch in reader)  # one by one: a file may be larger than memory
         read = [(_thin(batch, every), left_out) for batch, left_out in sane]
     batches = [batch for batch, _ in read]

@@ -94,9 +94,7 @@ def _typed(column: np.ndarray[Any, Any], dtype: Any) -> np.ndarray[Any, Any]:
 
 
 #: The order in which rows of the small tables are gathered, where it is not the stored one.
-_GATHERED: Mapping[str, tuple[str, ...]] = {
-    "communicators": ("comm", "rank", "rank_in", "size", "name"),
-}
+_GATHERED: Mapping[str, tuple[str, ...]] = {"communicators": ("comm", "rank", "rank_in", "size", "name")}
 
 
 def from_rows(table: str, found: Sequence[tuple[Any, ...]]) -> Table:

@@ -345,16 +345,7 @@ class Definitions:
         started = sent.process_start_ticks * TICK_NS
         start_ns = bounded(started + clock.offset(bounded(started))) if started else -1
         rows(rank.job).ranks.append(
-            (
-                rank.rank,
-                rank.world_size,
-                rank.local_rank,
-                rank.node,
-                rank.pid,
-                rank.gpu_uuid,
-                rank.framework,
-                start_ns,
-            )
+            (rank.rank, rank.world_size, rank.local_rank, rank.node, rank.pid, rank.gpu_uuid, rank.framework, start_ns)
         )
 
 

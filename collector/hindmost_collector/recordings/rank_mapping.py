@@ -82,13 +82,7 @@ def communicators(rank_in: Sequence[Mapping[int, int]], ranks: Sequence[int], si
     )
 
 
-def positions(
-    comm: Array,
-    op: Array,
-    number: Array,
-    time: Array,
-    process: Array,
-) -> Array:
+def positions(comm: Array, op: Array, number: Array, time: Array, process: Array) -> Array:
     """Each operation's position in its communicator, alike on all members, from numbers that count per function.
 
     Rows are of all ranks together. NCCL demands one order of operations on all members, so the mean time at which an

@@ -113,10 +113,7 @@ class Server:
         return self._translated(lambda: self._client.command(statement, parameters=dict(parameters or {})))
 
     def rows(
-        self,
-        query: str,
-        parameters: Mapping[str, Any] | None = None,
-        settings: Mapping[str, str] | None = None,
+        self, query: str, parameters: Mapping[str, Any] | None = None, settings: Mapping[str, str] | None = None
     ) -> pa.Table:
         """The rows of a query, strings as strings."""
         # a Distributed table over shards of which one is away is an error, not a smaller answer
