@@ -12,7 +12,7 @@ from hindmost_agent.delivery.spool import Spool
 from hindmost_agent.jobs.rings import Rings
 from hindmost_agent.kernel_files import File
 from hindmost_agent.runner import ABSENT_RETRY_NS, Runner
-from hindmost_agent.sampler import NS, Absent, Host, Sampler, counter, gauge, series
+from hindmost_agent.sampler import NS, Absent, Host, Sampler, Series, TableSampler, counter, gauge, series
 from hindmost_proto import telemetry_pb2 as wire
 
 VALUE = gauge("hindmost_node_test_value_bytes", "A value.")
@@ -282,3 +282,19 @@ def test_an_agent_s_last_batch_has_what_was_not_due(tmp_path: Path) -> None:
     batches = [one.batch for one in sent if one.WhichOneof("body") == "batch"]
     assert [list(block.time_ns) for batch in batches for block in batch.metrics] == [[0], [NS]]
     spool.close()
+
+
+class Listed(TableSampler):
+    name, metrics = "listed", (VALUE,)
+
+    def table(self) -> dict[Series, float]:
+        return {series(VALUE): 1.0}
+
+
+def test_a_table_names_its_series_anew_only_when_they_change():
+    """What its readers make of the names is kept by the tuple itself."""
+    sampler = Listed(Host())
+    sampler.sample()
+    before = sampler.series
+    sampler.sample()
+    assert sampler.series is before
