@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hindmost.errors import UsageError
 
@@ -13,10 +13,6 @@ from hindmost_cli.report import place
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from hindmost_judge.settings import Settings
 
 FORMATS = ("text", "json")
 EPILOG = """\
@@ -47,19 +43,22 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Load, compare, print. Exit code 0 whatever changed; 1 where a condition to fail holds."""
+    from hindmost_collector.recordings.load import load
     from hindmost_collector.report import compare as text
-    from hindmost_collector.report.compare import condition
     from hindmost_collector.report.cpu_change import blame
+    from hindmost_collector.runtime import put_off_pandas
 
-    conditions = [condition(one) for one in args.fail_if]
-    thresholds = arguments.thresholds(args.set, args.config)
+    put_off_pandas()
+    conditions = [text.condition(one) for one in args.fail_if]
+    settings = arguments.thresholds(args.set, args.config)
     if args.more and conditions:
         raise UsageError("--fail-if compares two runs; give A and B only")
     every = [args.a, args.b, *args.more]
     names = [one if isinstance(one, str) else str(one.resolve()) for one in every]
     if twice := next((one for at, one in enumerate(every) if names[at] in names[:at]), None):
         raise UsageError(f"{twice}: one run is named twice; name different runs")
-    found = scaled(every, thresholds) if args.more else compared(args.a, args.b, thresholds)
+    runs = [load(one) for one in every]
+    found = text.scaling(runs, settings) if args.more else text.compare(*runs, settings)
     failed = [one for one in conditions if one.holds(found)]
     if args.format == "json":
         sys.stdout.write(json.dumps(found, indent=1) + "\n")
@@ -70,21 +69,3 @@ def run(args: argparse.Namespace) -> int:
         cpus = blame(found["by_cpu_wait"])
         sys.stderr.write(f"hindmost: failed by --fail-if {one.text}{': it changed ' * bool(cpus)}{cpus}\n")
     return 1 if failed else 0
-
-
-def scaled(places: Sequence[Path | str], settings: Settings | None = None) -> dict[str, Any]:
-    """``hindmost.scaling/1`` of several recordings."""
-    from hindmost_collector.recordings import load
-    from hindmost_collector.report.compare import scaling
-    from hindmost_judge.settings import DEFAULT
-
-    return scaling([load.load(one) for one in places], settings or DEFAULT)
-
-
-def compared(a: Path | str, b: Path | str, settings: Settings | None = None) -> dict[str, Any]:
-    """``hindmost.compare/1`` of two recordings, by the default thresholds unless others are given."""
-    from hindmost_collector.recordings import load
-    from hindmost_collector.report.compare import compare
-    from hindmost_judge.settings import DEFAULT
-
-    return compare(load.load(a), load.load(b), settings or DEFAULT)
