@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from functools import cached_property, partial
@@ -433,17 +434,11 @@ def _devices(one: _Run) -> list[dict[str, Any]]:
         for owner, name in sorted(owners):
             row: dict[str, Any] = {key: found.get(owner, {}).get(name) for key, found in shown.items()}
             if any(row.values()):  # a disk that did nothing all the while tells nothing
-                row |= {"node": owner[0], "device": name if kind == "disk" else f"{kind} {name}"}
-                table.append(row | {"busy": busy.get(owner, {}).get(name) if kind == "disk" else None})
-    mounts = _mounts(one)
-    for row in table:
-        disk = row["device"].rpartition(" ")[2]
-        at = [
-            place
-            for node, device, place in mounts
-            if node == row["node"] and device.rpartition("/")[2].startswith(disk)
-        ]
-        row["mounted"] = disk if " " in row["device"] else ", ".join(at[:_MOUNTS]) or None
+                row |= {"node": owner[0], "device": f"{kind} {name}", "mounted": name}
+                if kind == "disk":
+                    row |= {"device": name, "mounted": _mounted(one, owner[0], name)}
+                    row["busy"] = busy.get(owner, {}).get(name)
+                table.append(row)
     if not table:
         one.lacks("io", "what devices gave", "no disk of a node was read or written, or none was sampled")
     return table
@@ -453,13 +448,12 @@ def _devices(one: _Run) -> list[dict[str, Any]]:
 _MOUNTS = 2
 
 
-def _mounts(one: _Run) -> list[tuple[str, str, str]]:
-    """Node, device and mount point of each local file system."""
-    found = {
-        (series.node, series.labels.get("device", ""), series.labels.get("mountpoint", ""))
-        for series in one.metrics.series("hindmost_node_filesystem_size_bytes")
-    }
-    return sorted(found, key=lambda place: (len(place[2]), place))
+def _mounted(one: _Run, node: str, disk: str) -> str | None:
+    """Where file systems of a disk, or of its partitions, are; the shortest paths."""
+    sizes = one.metrics.series("hindmost_node_filesystem_size_bytes")
+    own = re.compile(rf"(.*/)?{re.escape(disk)}(p?\d+)?")
+    has = [each.labels for each in sizes if each.node == node and own.fullmatch(each.labels.get("device", ""))]
+    return ", ".join(sorted({one.get("mountpoint", "") for one in has}, key=lambda at: (len(at), at))[:_MOUNTS]) or None
 
 
 #: Column to metric and summary, of ranks.

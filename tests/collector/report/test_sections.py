@@ -403,6 +403,18 @@ def test_what_loader_workers_call_is_said_to_be_unmeasured(workers: float, said:
     assert sum("loader workers" in row["what"] for row in rows) == said
 
 
+def test_a_disk_is_mounted_where_its_own_partitions_are() -> None:
+    """At most two paths, the shortest; the 27th disk begins with the name of the first."""
+    read = [("hindmost_node_disk_read_bytes_total", '{"device": "sda"}', second, 1e6 * second) for second in (0, 9)]
+    sizes = [
+        ("hindmost_node_filesystem_size_bytes", json.dumps({"device": device, "mountpoint": at}), 0, 1e9)
+        for device, at in {"/dev/sda1": "/home", "/dev/sda": "/", "/dev/sda2": "/longest", "/dev/sdaa1": "/a"}.items()
+    ]
+    run = replace(simulate(Scenario(4, 60)).run, metrics=loads.metrics([*read, *sizes]))
+    (row,) = section_rows.of(run, judge(run).to_dict(), None, ("io",))["io"]["devices"]
+    assert (row["device"], row["mounted"]) == ("sda", "/, /home")
+
+
 def test_a_section_that_there_is_not_is_an_error() -> None:
     """It names the sections."""
     assert sections.chosen("hosts, gpus") == ["hosts", "gpus"]
