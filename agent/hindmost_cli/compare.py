@@ -57,8 +57,8 @@ def run(args: argparse.Namespace) -> int:
     names = [one if isinstance(one, str) else str(one.resolve()) for one in every]
     if twice := next((one for at, one in enumerate(every) if names[at] in names[:at]), None):
         raise UsageError(f"{twice}: one run is named twice; name different runs")
-    runs = [load(one) for one in every]
-    found = text.scaling(runs, settings) if args.more else text.compare(*runs, settings)
+    a, b, *more = (load(one) for one in every)
+    found = text.scaling([a, b, *more], settings) if more else text.compare(a, b, settings)
     failed = [one for one in conditions if one.holds(found)]
     if args.format == "json":
         sys.stdout.write(json.dumps(found, indent=1) + "\n")
