@@ -363,24 +363,11 @@ def _part(machine: Machine, extra: str, module: str, lost: str) -> Finding:
     return Finding("yes", f"everything it imports is in {sys.prefix}")
 
 
-CHECKS: dict[str, Callable[[Machine], Finding]] = {
-    "python": python,
-    "agent": agent,
-    "collector": collector,
-    "mpi": mpi,
-    "compiler": compiler,
-    "hooks": hooks,
-    "torch": torch,
-    "horovod": horovod,
-    "slurm": slurm,
-    "gpu": gpu,
-    "shared memory": shared_memory,
-    "cgroup": cgroup,
-    "pressure": pressure,
-    "run queue": run_queue,
-    "stacks": stacks,
-    "ports": ports,
-}
+_ORDER = (
+    python, agent, collector, mpi, compiler, hooks, torch, horovod, slurm, gpu, shared_memory, cgroup, pressure,
+    run_queue, stacks, ports,
+)  # fmt: skip
+CHECKS: dict[str, Callable[[Machine], Finding]] = {one.__name__.replace("_", " "): one for one in _ORDER}
 
 
 def examine(machine: Machine) -> dict[str, Finding]:

@@ -7,7 +7,7 @@ from itertools import chain
 from math import isnan
 from operator import itemgetter
 from pathlib import Path
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from hindmost.ring import Communicator
 from hindmost_proto import telemetry_pb2 as wire
@@ -92,21 +92,9 @@ class Builder:
         return ref
 
     def _rank(self, ref: int, process: RankProcess) -> bytes:
-        rank = wire.Rank(
-            ref=ref,
-            job_id=process.job_id,
-            rank=process.rank,
-            world_size=process.world_size,
-            local_rank=process.local_rank,
-            node=self.node,
-            pid=process.pid,
-            process_start_ticks=process.start_ticks,
-            gpu_uuid=process.gpu_uuid,
-            framework=process.framework,
-            command=process.command,
-            user=user_of(self._proc, process.pid),
-            pod=pod_of(self._proc, process.pid),
-        )
+        known: dict[str, Any] = process._asdict()
+        known |= {"node": self.node, "user": user_of(self._proc, process.pid), "pod": pod_of(self._proc, process.pid)}
+        rank = wire.Rank(ref=ref, process_start_ticks=known.pop("start_ticks"), **known)
         return _definition(wire.Definitions(ranks=[rank]))
 
     def forget(self, ref: int) -> None:

@@ -53,22 +53,12 @@ class Chunk:
 def finish(rows: JobRows) -> Chunk:
     """Turn gathered rows into arrays; host times become job times."""
     coded: dict[str, Table] = {}
-    for table, builder, columns in (
-        ("steps", rows.steps, STEPS),
-        ("collectives", rows.collectives, COLLECTIVES),
-        ("intervals", rows.intervals, INTERVALS),
-    ):
+    for table, columns in (("steps", STEPS), ("collectives", COLLECTIVES), ("intervals", INTERVALS)):
+        builder = getattr(rows, table)
         if builder.rows:
             coded[table] = _on_job_clock(builder.take(), columns)
-    lists: dict[str, list[Any]] = {
-        "ranks": rows.ranks,
-        "communicators": rows.communicators,
-        "in_flight": rows.in_flight,
-        "rank_states": rows.rank_states,
-        "clocks": rows.clocks,
-        "stacks": rows.stacks,
-    }
-    plain = {table: from_rows(table, found) for table, found in lists.items() if found}
+    lists = ("ranks", "communicators", "in_flight", "rank_states", "clocks", "stacks")
+    plain = {table: from_rows(table, found) for table in lists if (found := getattr(rows, table))}
     files = [(path, b"".join(parts)) for path, parts in rows.attachments.items()]
     return Chunk(coded, plain, rows.metrics, files, rows.heard, rows.in_order, rows.metric_bytes)
 

@@ -157,10 +157,7 @@ def from_memory(components: Components, job: LiveJob, why: str = "") -> Run:
     run = job.snapshot(components.decoder.words)()
     facts = dataclasses.replace(
         run.job,
-        exit_code=job.exit_code,
-        interrupted_by=job.interrupted_by,
-        no_ring=job.no_ring,
-        entered=job.entered,
+        **{name: getattr(job, name) for name in ("exit_code", "interrupted_by", "no_ring", "entered")},
         ended_ns=job.ended_ns or components.clock.now(),
         left=tuple(left(components, job.id)),
     )
