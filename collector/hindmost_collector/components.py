@@ -31,10 +31,6 @@ if TYPE_CHECKING:
     from hindmost_collector.store.remote_write import RemoteWrite
 
 
-def _never() -> bool:
-    return False
-
-
 class Components:
     """The parts of one collector. ``remote`` is None where nothing is written to a remote; ``ready`` while it serves.
 
@@ -64,7 +60,7 @@ class Components:
         self.jobs: dict[str, LiveJob] = {}
         self.nodes = NodeMetrics(self.definitions)
         #: Whether ranks wait for what this process does; a collector that no job started has a machine of its own.
-        self.cores_are_full: Callable[[], bool] = FullCores() if options.exit_when_stdin_closes else _never
+        self.cores_are_full: Callable[[], bool] = FullCores() if options.exit_when_stdin_closes else lambda: False
         share = share_of(len(os.sched_getaffinity(0)))
         full = self.cores_are_full if options.exit_when_stdin_closes else None
         self.judging: Judging = Judging(options.judge_seconds, share, settings=settings, cores_are_full=full)

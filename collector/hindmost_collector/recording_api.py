@@ -217,7 +217,7 @@ class Recording(Tables):
 
     def _name(self, job: Path) -> str:
         if job not in self._names:
-            self._names[job] = _job_id(job)
+            self._names[job] = str(meta.facts(job).get("job_id") or job.name)
         return self._names[job]
 
 
@@ -247,10 +247,6 @@ def _read_by(query: str) -> list[str]:
             with contextlib.suppress(duckdb.Error):
                 named |= {name.lower() for name in bare.get_table_names(statement.query)}
     return [table for table in schema.FILED if table in named]
-
-
-def _job_id(job: Path) -> str:
-    return str(meta.facts(job).get("job_id") or job.name)
 
 
 def _nothing(table: str) -> str:

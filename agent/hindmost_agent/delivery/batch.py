@@ -2,7 +2,6 @@
 
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from hashlib import blake2b
 from itertools import chain
 from math import isnan
 from operator import itemgetter
@@ -15,7 +14,7 @@ from hindmost_proto import varint
 
 from hindmost_agent.jobs.discovery import pod_of
 from hindmost_agent.jobs.event_rows import Calls, IntervalRow, StepRow
-from hindmost_agent.jobs.ranks import RankProcess, user_of
+from hindmost_agent.jobs.ranks import RankProcess, reference, user_of
 from hindmost_agent.sampler import Reading, Series
 
 UNMEASURED = -1
@@ -272,12 +271,12 @@ def schema(series: tuple[Series, ...]) -> tuple[int, bytes]:
         text = "" if metric.name in explained else metric.help
         explained.add(metric.name)
         found.series.add(name=metric.name, kind=wire.Series.Kind.ValueType(int(metric.kind)), help=text, labels=labels)
-    found.ref = int.from_bytes(blake2b(found.SerializeToString(deterministic=True), digest_size=8).digest(), "little")
+    found.ref = reference(found.SerializeToString(deterministic=True))
     return found.ref, _definition(wire.Definitions(schemas=[found]))
 
 
 def _communicator(rank: int, item: Communicator) -> tuple[int, bytes]:
-    ref = _hash(f"{rank}\0{item.id}\0{item.size}\0{item.rank}\0{item.name}")
+    ref = reference(f"{rank}\0{item.id}\0{item.size}\0{item.rank}\0{item.name}".encode())
     definition = wire.Communicator(ref=ref, rank=rank, id=item.id, size=item.size, rank_in=item.rank, name=item.name)
     return ref, _definition(wire.Definitions(communicators=[definition]))
 
@@ -295,7 +294,3 @@ def _definition(definitions: wire.Definitions) -> bytes:
 def _head(number: int, pieces: Iterable[bytes]) -> bytes:
     """What stands before the content of a length-delimited protobuf field: key and length."""
     return varint(number << 3 | 2) + varint(sum(map(len, pieces)))
-
-
-def _hash(text: str) -> int:
-    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")

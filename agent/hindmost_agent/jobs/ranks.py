@@ -8,6 +8,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 
+def reference(identity: bytes) -> int:
+    """64 bits that stand for something on the wire, alike wherever it is made."""
+    return int.from_bytes(blake2b(identity, digest_size=8).digest(), "little")
+
+
 class RankProcess(NamedTuple):
     """One rank of one job as a process of this node. ``start_ticks`` tells a reused pid apart; ``framework`` is empty
     of a process that has no ring."""
@@ -25,7 +30,7 @@ class RankProcess(NamedTuple):
     def ref(self, node: str) -> int:
         """The 64-bit reference on the wire: the same process has the same one in every stream."""
         identity = f"{node}\0{self.job_id}\0{self.rank}\0{self.pid}\0{self.start_ticks}"
-        return int.from_bytes(blake2b(identity.encode(), digest_size=8).digest(), "little")
+        return reference(identity.encode())
 
 
 def user_of(proc: Path, pid: int) -> str:

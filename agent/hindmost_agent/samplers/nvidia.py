@@ -45,7 +45,7 @@ class Nvidia(GpuSampler):
             Call("utilisation", rates, partial(_utilization, lib, handle)),
             Call("power", (series(gpu.POWER, uuid),), lambda: (power(handle) / 1e3,)),
             Call("SM clock", (series(gpu.SM_CLOCK, uuid),), lambda: (clock() * 1e6,)),
-            Call("clocks event reasons", reasons, partial(_reasons, lib, handle)),
+            Call("clocks event reasons", reasons, lambda: _active(lib.nvmlDeviceGetCurrentClocksEventReasons(handle))),
         ]
 
 
@@ -58,10 +58,6 @@ def _utilization(lib: Any, handle: Any) -> tuple[float, float]:
 def _active(mask: int) -> tuple[float, ...]:
     """The mask and each of its reasons; there are few masks, and each tick one is asked for."""
     return (mask, *(float(bool(mask & bit)) for bit in REASONS))
-
-
-def _reasons(lib: Any, handle: Any) -> tuple[float, ...]:
-    return _active(lib.nvmlDeviceGetCurrentClocksEventReasons(handle))
 
 
 MEMORY_TEMP_FIELD = 82

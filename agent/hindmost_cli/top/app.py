@@ -215,9 +215,6 @@ class Top(App[None]):
             return "held"
         return rows.state(self._picture)
 
-    def _without_verdicts(self) -> str:
-        return "no rank is slow now" if self._picture["judged"] else "no verdict yet"
-
     def _verdicts(self, width: int) -> Text:
         """The verdicts in as many lines as leave the table most of the screen; of a single one its cost, or else
         why, and what to do."""
@@ -229,7 +226,8 @@ class Top(App[None]):
         elif {row["node"] for row in rows.rows_of(self._picture, "ranks")} <= {*(self._picture.get("lost") or ())}:
             lines += [("bold red", line) for line in textwrap.wrap(rows.lost(self._picture), width)]
         if not verdicts:
-            lines += [("", line) for line in textwrap.wrap(self._without_verdicts(), width)]
+            none = "no rank is slow now" if self._picture["judged"] else "no verdict yet"
+            lines += [("", line) for line in textwrap.wrap(none, width)]
         heads = [(verdict, textwrap.wrap(_head(verdict), width, subsequent_indent=" " * 7)) for verdict in verdicts]
         for at, (one, head) in enumerate(heads):
             rest = len(heads) - at

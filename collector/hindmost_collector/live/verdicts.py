@@ -315,7 +315,11 @@ def paired(opened: Sequence[Verdict], present: Sequence[Verdict]) -> dict[int, i
     """
     found: dict[int, int] = {}
     taken: set[int] = set()
-    rules: tuple[Callable[[Verdict, Verdict], bool], ...] = (_identical, _akin, _mostly)
+    rules: tuple[Callable[[Verdict, Verdict], bool], ...] = (
+        lambda before, after: identity(before) == identity(after),
+        lambda before, after: trouble(before) == trouble(after),
+        _mostly,
+    )
     for same in rules:
         candidates = sorted(
             (abs(since(one) - since(other)), one.get("until_step") is not None, at, place)
@@ -333,14 +337,6 @@ def paired(opened: Sequence[Verdict], present: Sequence[Verdict]) -> dict[int, i
 def _meet(before: Verdict, after: Verdict) -> bool:
     """Whether neither was over before the other began."""
     return since(before) <= _until(after) and since(after) <= _until(before) + _APART
-
-
-def _identical(before: Verdict, after: Verdict) -> bool:
-    return identity(before) == identity(after)
-
-
-def _akin(before: Verdict, after: Verdict) -> bool:
-    return trouble(before) == trouble(after)
 
 
 def _mostly(before: Verdict, after: Verdict) -> bool:

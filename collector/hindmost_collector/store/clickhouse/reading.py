@@ -26,10 +26,7 @@ def read_file(server: Server, job: str, name: str) -> bytes | None:
         " ORDER BY flush DESC LIMIT 1",
         {"job": job, "name": name},
     )
-    return _bytes(found["content"][0].as_py()) if len(found) else None
-
-
-def _bytes(content: str | bytes) -> bytes:
+    content = found["content"][0].as_py() if len(found) else None
     return content.encode() if isinstance(content, str) else content
 
 

@@ -59,7 +59,7 @@ def merged(table: str, paths: Sequence[Path]) -> Iterator[pa.Table]:
     if order is None:
         yield _joined(table, [segments.read(path) for path in paths])
         return
-    names = _cut_by(table, order)
+    names = order[:-1] if table == "metrics" else order  # a cut through a series of samples would halve an interval
     groups = {path: list(_groups(path, names)) for path in paths}
     bounds = _bounds(table, [group for found in groups.values() for group in found], names)
     with contextlib.ExitStack() as opened:
@@ -112,11 +112,6 @@ def _where(data: pa.Table, wanted: Array) -> pa.Table:
     if len(at) and at[-1] - at[0] + 1 == len(at):
         return data.slice(at[0], len(at))
     return data.filter(pa.array(wanted))
-
-
-def _cut_by(table: str, order: tuple[str, ...]) -> tuple[str, ...]:
-    """The columns that a cut between two pieces is made by: one through a series of samples would halve an interval."""
-    return order[:-1] if table == "metrics" else order
 
 
 def _groups(path: Path, names: Sequence[str]) -> Iterator[_Group]:

@@ -288,7 +288,8 @@ def read_table(
             continue
         if not parts:
             return schema.arrow_schema(table).empty_table(), torn
-        return pa.concat_tables([_plain(part) for part in parts], promote_options="default"), torn
+        plain = [part.replace_schema_metadata(None) for part in parts]  # it may differ between versions
+        return pa.concat_tables(plain, promote_options="default"), torn
     raise HindmostError(f"{directory} keeps changing while it is read: try again")
 
 
@@ -305,8 +306,3 @@ def _whole(path: Path, reader: Callable[[Path], pa.Table]) -> pa.Table | None:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path)) from error
     except TEARS:
         return None
-
-
-def _plain(data: pa.Table) -> pa.Table:
-    """Without metadata, which may differ between versions."""
-    return data.replace_schema_metadata(None)
