@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from hindmost_judge.model import Run
+    from hindmost_judge.overview import Overview
     from hindmost_judge.verdict.schema import Report
 
 FORMATS = ("text", "json", "html", "markdown", "csv")
@@ -88,8 +89,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Load, judge, write. Exit code 0 whatever the verdict: it is the input that can be wrong, not the job."""
-    from hindmost_collector.page import document
-    from hindmost_collector.report import brief, csv, markdown, section_rows, sections
+    from hindmost_collector.report import section_rows, sections
 
     args.format = args.format or ("json" if args.brief else "text")
     _check(args)
@@ -101,6 +101,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     chosen = _ranks(arguments.filled("--ranks", args.ranks)) if args.ranks is not None else None
     wanted = args.sections or (["limits"] if args.flops_per_sample and args.format == "text" else [])
+    kind = "brief" if args.brief else args.format
     color = args.output is None and stdio.colored(sys.stdout)
     thresholds = arguments.given_thresholds(args.set, args.config)
     others = tuple(map(Path, args.others))
@@ -111,24 +112,15 @@ def run(args: argparse.Namespace) -> int:
         report = found.to_dict()
         if chosen is not None:
             _refuse_unknown(args.ranks, chosen, report)
-        if needed := _needed("brief" if args.brief else args.format, wanted):
+        if needed := _needed(kind, wanted):
             needed |= set() if report["ranks"] else set(sections.OF_PROCESS)
             needed |= {"limits", "not_measured"} if args.flops_per_sample else set()
             report = sections.added(report, section_rows.of(run, report, found.overview, needed, args.flops_per_sample))
             missing = report["sections"].get("not_measured", {"what": ()})["what"]
             why = [row["why"] for row in missing if row["what"] == "MFU"]
             report["notes"] = [*(f"no MFU: {one}" for one in why if args.flops_per_sample), *report["notes"]]
-        path = named(one, args)
-        if args.format == "html":
-            pages.append(document.of_report(report, run, found.overview, path))
-        elif args.format == "markdown":
-            pages.append(markdown.render(report, chosen, path))
-        elif args.brief:
-            pages.append(brief.render(report, path))
-        elif args.format == "csv" and wanted:
-            pages.append(csv.render_sections(report, wanted))
-        else:
-            pages.append(render(report, args.format, chosen, color, args.explain, path, wanted))
+        shown = render(report, kind, chosen, color, args.explain, named(one, args), wanted, run, found.overview)
+        pages.append(shown)
     write("\n".join(pages), args.output)
     return 0
 
@@ -263,17 +255,23 @@ def render(
     explain: bool = False,
     path: str = "PATH",
     wanted: Sequence[str] = (),
+    run: Run | None = None,
+    seen: Overview | None = None,
 ) -> str:
-    """The report in one of the formats; ``path`` is the recording's in commands."""
+    """The report in one of the formats, or brief; ``path`` is the recording's in commands."""
     from hindmost_collector.page import document
-    from hindmost_collector.report import csv, text, verdict_lines
+    from hindmost_collector.report import brief, csv, markdown, text, verdict_lines
 
     if kind == "json":
         return verdict_lines.render_json(report)
+    if kind == "brief":
+        return brief.render(report, path)
     if kind == "html":
-        return document.of_report(report, path=path)
+        return document.of_report(report, run, seen, path)
+    if kind == "markdown":
+        return markdown.render(report, ranks, path)
     if kind == "csv":
-        return csv.render(report, ranks)
+        return csv.render_sections(report, wanted) if wanted else csv.render(report, ranks)
     width = stdio.width(least=80)
     program = stdio.program()
     return text.render(report, width, color, ranks, explain=explain, path=path, wanted=wanted, program=program)
