@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 from hindmost.errors import UsageError
-from hindmost_judge.model import COLLECTIVES, PROFILED, RANKS, UNMEASURED, Job, Run, Table, has_launches, rows
-from hindmost_judge.timeline.phases import step_at
+from hindmost_judge.model import COLLECTIVES, PROFILED, RANKS, UNMEASURED, Job, Run, Table, rows
+from hindmost_judge.timeline.phases import with_steps_of_launches
 from hindmost_judge.verdict.missing_ranks import with_missing
 
 from hindmost_collector.formats import inspector, registry, steps_jsonl, straggler_analysis
@@ -233,7 +233,7 @@ def combine(path: Path, runs: Sequence[Run]) -> Run:
         **added,
         notes=tuple(notes),
     )
-    run = _with_steps_of_operations(run)
+    run = with_steps_of_launches(replace(run, collectives={name: run.collectives[name] for name in COLLECTIVES}))
     if next((one.job.source for one in runs if has_rows(one, "collectives")), "") == inspector.NAME:
         run = with_steps(run)
     run = missing_ranks.marked(_with_gpus_by_index(_looked_at_to_the_end(_open_when_written(run))), runs)
@@ -340,17 +340,6 @@ def _members(communicators: Table) -> dict[int, frozenset[int]]:
     for comm, rank in zip(communicators["comm"].tolist(), communicators["rank"].tolist(), strict=True):
         members.setdefault(comm, set()).add(rank)
     return {comm: frozenset(ranks) for comm, ranks in members.items()}
-
-
-def _with_steps_of_operations(run: Run) -> Run:
-    """Operations belong to the step in which the host enqueued them; the model's own columns remain."""
-    operations = dict(run.collectives)
-    if has_launches(operations) and rows(run.steps):
-        operations["step"] = operations["step"].copy()
-        for rank in np.unique(operations["rank"]).tolist():
-            mine = operations["rank"] == rank
-            operations["step"][mine] = step_at(run.steps, rank, operations["enqueue_ns"][mine])
-    return replace(run, collectives={name: operations[name] for name in COLLECTIVES})
 
 
 #: Steps that a job at work makes in the time that writing dumps took.

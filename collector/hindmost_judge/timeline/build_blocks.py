@@ -24,6 +24,7 @@ from hindmost_judge.types import Array, Floats, Ints
 
 def build(run: Run, settings: Settings) -> Blocks | None:
     """The blocks of a run, from its collectives where it has them, else from its steps' phases; ``None``: neither."""
+    run = phases.with_steps_of_launches(run)
     table = columns_that_fill(phases.training(run.steps), "step")
     ours = run.job.source == Job.source  # other recordings do not guarantee that every step is marked
     found = _by_marks(run, table, settings) if ours and _too_short(run.collectives, table, settings) else None

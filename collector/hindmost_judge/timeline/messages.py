@@ -22,7 +22,6 @@ from hindmost_judge.model import ERROR, GPU_TIME, NONBLOCKING, UNMEASURED, Run, 
 from hindmost_judge.stats.robust import median
 from hindmost_judge.timeline.collective_calls import OWN, is_synchronising, sums
 from hindmost_judge.timeline.matching import QUEUED_NS, Grid
-from hindmost_judge.timeline.phases import step_at
 from hindmost_judge.types import Array, Floats, Ints
 
 #: Share of the steps in which all ranks must have done the same for that to be the job's schedule.
@@ -168,15 +167,11 @@ def transfers(run: Run, ranks: Ints) -> Table | None:
     enqueue = (
         table["enqueue_ns"][indices].astype(np.float64) if "enqueue_ns" in table else np.full(len(indices), np.nan)
     )
-    number = table["step"][indices].copy()
-    unmarked = np.flatnonzero(number < 0)
-    for mine in (unmarked[one] for one in encoding.grouped(row[unmarked])):
-        number[mine] = step_at(run.steps, int(ranks[row[mine[0]]]), enqueue[mine])
     return {
         "row": row,
         "whom": whom,
         "kind": kinds[indices],
-        "number": number,
+        "number": table["step"][indices],
         "start": start,
         "end": start + duration,
         "enqueue": np.where(enqueue >= 0, enqueue, np.nan),

@@ -10,11 +10,12 @@ longer is longer by any amount, regardless of others' idle time.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 import numpy as np
 
-from hindmost_judge.encoding import chosen, codes, is_constant
-from hindmost_judge.model import AMOUNTS, OTHER, PHASES, UNMEASURED, Table, rows
+from hindmost_judge.encoding import chosen, codes, grouped, is_constant
+from hindmost_judge.model import AMOUNTS, OTHER, PHASES, UNMEASURED, Run, Table, has_launches, rows
 from hindmost_judge.stats.robust import median, or_zero
 from hindmost_judge.types import Array, Floats, Ints
 
@@ -255,6 +256,19 @@ def intervals_by_step(table: Table, ranks: Ints, ends: Floats, first: float) -> 
             np.add.at(block[row], step[inside], table["duration_ns"][mine[inside]].astype(np.float64))
         found[text] = block
     return found
+
+
+def with_steps_of_launches(run: Run) -> Run:
+    """Operations of a GPU are of the step in which their host launched them, where it marked that: hosts run ahead."""
+    table, marks = run.collectives, run.steps
+    if not rows(marks) or not has_launches(table):
+        return run
+    marks = marks | {"step": np.where(marks["kind"] == "eval", UNMEASURED, marks["step"])}
+    unknown = np.flatnonzero((table["step"] < 0) & (table["enqueue_ns"] >= 0))
+    step = table["step"].copy()
+    for mine in (unknown[one] for one in grouped(table["rank"][unknown])):
+        step[mine] = step_at(marks, int(table["rank"][mine[0]]), table["enqueue_ns"][mine])
+    return replace(run, collectives={**table, "step": step})
 
 
 def step_at(table: Table, rank: int, times: Array) -> Ints:

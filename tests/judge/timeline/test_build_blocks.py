@@ -9,7 +9,7 @@ from hindmost_collector.recordings.tables import table
 from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_judge.encoding import chosen, columns_that_fill
 from hindmost_judge.judge import judge
-from hindmost_judge.model import PROFILED, Job, Run
+from hindmost_judge.model import GPU_TIME, PROFILED, Job, Run
 from hindmost_judge.settings import DEFAULT
 from hindmost_judge.timeline import matching, phases
 from hindmost_judge.timeline.steps import settings_of_few_profiled
@@ -118,3 +118,44 @@ def test_a_step_that_was_recorded_twice_counts_as_it_was_measured_last() -> None
     np.testing.assert_array_equal(found["gc"], [[np.nan, np.nan], [6, np.nan]])
     once = {name: column[[0, 1, 3]] for name, column in table.items()}
     np.testing.assert_array_equal(phases.phase_blocks(once, ranks, numbers)["input"], [[1, np.nan], [2, 7]])
+
+
+@pytest.mark.parametrize("ahead", [0, 3])
+def test_alike_collectives_of_a_gpu_are_of_the_step_that_launched_them(ahead: int) -> None:
+    """Layers of a tensor-parallel model reduce the same bytes at one pace: only launches tell where a step begins.
+
+    A host may be steps ahead of its GPU. What it launches in an evaluation is of no step.
+    """
+    ranks, steps, each, evaluated = np.arange(4), np.arange(40), 4, 20
+    began = 1_000 * MS + 20 * MS * steps + 5 * MS * (steps >= evaluated)
+    rank, step, place = (one.ravel() for one in np.meshgrid(ranks, steps, np.arange(each), indexing="ij"))
+    mark = {"rank": np.repeat(ranks, 40), "step": np.tile(steps, 4), "start_ns": np.tile(began, 4)}
+    before = began[evaluated] - 5 * MS
+    marks = [
+        table("steps", **mark, kind="train", duration_ns=20 * MS),
+        table("steps", rank=ranks, step=7, kind="eval", start_ns=before, duration_ns=5 * MS),
+    ]
+    call = {"op": "all_reduce", "comm": 9, "bytes": 1 << 20, "flags": GPU_TIME, "duration_ns": MS}
+    launched, seq = began[step] + place * MS, step * each + place + (step >= evaluated)
+    calls = [
+        table(
+            "collectives",
+            rank=rank,
+            seq=seq,
+            start_ns=launched + MS * (20 * ahead + 4 * place),
+            enqueue_ns=launched,
+            **call,
+        ),
+        table(
+            "collectives",
+            rank=ranks,
+            seq=evaluated * each,
+            start_ns=before + 20 * MS * ahead,
+            enqueue_ns=before,
+            **call,
+        ),
+    ]
+    found = blocks_of(made(4, steps=marks, collectives=calls, source="hindmost"))
+    assert found.steps.tolist() == steps[1:].tolist()
+    assert found.collectives == 39 * each
+    assert found.step_ns == 20 * MS
