@@ -69,8 +69,8 @@ class Settings:
         3,
         "segments",
         (1, 1000),
-        "slow segments of one rank, but large ones, reported one by one; more are one persistent slowdown, or stalls. "
-        "With large ones, up to four times as many are reported",
+        "slow segments of one rank reported one by one; more are one persistent slowdown, or stalls. Large ones, and "
+        "those far above the noise of four healthy ranks, do not count; up to four times as many are reported",
     )
     min_share_of_waste: float = _share(
         0.12, "of all waiting", "a smaller share cannot be distinguished from noise of all ranks"

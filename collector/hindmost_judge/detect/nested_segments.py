@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -77,16 +77,28 @@ def lasts(took: Floats, first: int, stop: int) -> bool:
     return steps > _PICKED * len(took) or steps * float(median(took[first:stop])) >= _LASTING_NS
 
 
+def _not_known(_: int) -> float:
+    return math.inf
+
+
 def find(
-    series: Floats, took: Floats, smallest: float, settings: Settings, large: float = np.inf, *, shared: bool = False
+    series: Floats,
+    took: Floats,
+    smallest: float,
+    settings: Settings,
+    large: float = np.inf,
+    *,
+    shared: bool = False,
+    noise: Callable[[int], float] = _not_known,
 ) -> list[Layer]:
     """All segments higher by at least ``smallest``, outer ones first; their ends are at least a few steps apart.
 
     Each of the steps ``took`` [S] ns: a segment lasts some time.
 
     A segment is over when enough lower steps follow: until then it may only pause. On ``shared`` CPUs other ranks may
-    hide it for longer. A segment higher by ``large`` is not noise, however many there are in a long run. It does not
-    count when segments that come and go too often are taken as one.
+    hide it for longer. A segment higher by ``large`` is not noise, however many there are in a long run. Nor is one
+    far above the ``noise`` of healthy ranks, how much medians of so many of their steps differ. Neither counts when
+    segments that come and go too often are taken as one.
     """
     cache = _LevelCache(or_zero(series))
     edges = _without_pauses(cache, _edges(cache, smallest), settings.recovered_steps)
@@ -97,12 +109,12 @@ def find(
         left_out, high = high, [layer for layer in layers if layer.outer is None and layer.level >= large]
         calm = calm if high == left_out else _LevelCache(_without(series, high))
         sure = [
-            _stands_out(cache, calm, layer, layers, smallest) if lasts(took, layer.first, layer.stop) else 0.0
+            _stands_out(cache, calm, layer, layers, smallest, noise) if lasts(took, layer.first, layer.stop) else 0.0
             for layer in layers
         ]
         if min(sure, default=1.0) >= 1:
             outer = [layer for layer in layers if layer.outer is None]
-            if sum(layer.level < large for layer in outer) > settings.max_segments:
+            if sum(layer.level < min(large, _beyond(noise, layer)) for layer in outer) > settings.max_segments:
                 return [_all(series, layers)]
             outer.sort(key=lambda layer: layer.level * (layer.stop - layer.first))
             return _on(outer[-_LARGE * settings.max_segments :], layers)
@@ -132,12 +144,25 @@ def _without(series: Floats, layers: list[Layer]) -> Floats:
     return left
 
 
-def _stands_out(cache: _LevelCache, calm: _LevelCache, layer: Layer, layers: list[Layer], smallest: float) -> float:
+def _beyond(noise: Callable[[int], float], layer: Layer) -> float:
+    """Ns by which a layer of so many steps must be higher than its base not to be noise."""
+    return _MIN_ABOVE_AROUND * noise(layer.stop - layer.first)
+
+
+def _stands_out(
+    cache: _LevelCache,
+    calm: _LevelCache,
+    layer: Layer,
+    layers: list[Layer],
+    smallest: float,
+    noise: Callable[[int], float],
+) -> float:
     """How far a segment stands above the steps around it, from which it was picked, as a multiple of what is required.
 
     Its base is those steps, not zero: a rank that is always a little late has higher chance segments. The segment
-    must exceed them by an effect, and by far more than the scatter of as many of them. A segment at either end of
-    the series that takes much of it was not picked from many: a fault began there, or ended.
+    must exceed them by an effect, and by far more than the scatter of as many of them, or of healthy ranks where that
+    is less: a rank that is slow in turns scatters by these. A segment at either end of the series that takes much of it
+    was not picked from many: a fault began there, or ended.
     """
     outer, size = layer.outer, len(cache.series)
     at_an_end = outer is None and (layer.first == 0 or layer.stop == size)
@@ -147,12 +172,13 @@ def _stands_out(cache: _LevelCache, calm: _LevelCache, layer: Layer, layers: lis
         return 0.0
     first, stop = (0, size) if outer is None else (outer.first, outer.stop)
     error, scatter = calm.around(first, layer.first, layer.stop, stop)
-    differ = max(cache.of(layer.first, layer.stop)[1] + error, scatter)
+    least = _MIN_ABOVE_AROUND * max(cache.of(layer.first, layer.stop)[1] + error, scatter)
+    least = min(least, _beyond(noise, layer))
     above = _above(cache.series, layer, layers)
-    return min(above / smallest, above / (_MIN_ABOVE_AROUND * differ) if differ else math.inf)
+    return min(above / smallest, above / least if least else math.inf)
 
 
-def _scatter(series: Floats, length: int) -> float:
+def scatter(series: Floats, length: int) -> float:
     """How much medians of so many steps on end differ; of fewer blocks than tell that, those of shorter ones."""
     count = len(series) // length
     if count <= len(time_blocks(len(series))):
@@ -315,7 +341,7 @@ class _LevelCache:
         asked = begin, first, stop, end
         if asked not in self._known:
             left = np.concatenate([self.series[begin:first], self.series[stop:end]])
-            self._known[asked] = standard_error(left), _scatter(left, stop - first)
+            self._known[asked] = standard_error(left), scatter(left, stop - first)
         return self._known[asked]
 
     def sharpen(self, start: int, split: int, stop: int) -> int:

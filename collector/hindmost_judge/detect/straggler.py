@@ -11,9 +11,10 @@ not, the two are set against it.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from math import exp, lgamma, log
+from functools import cache
+from math import exp, inf, lgamma, log
 from statistics import NormalDist
 
 import numpy as np
@@ -69,6 +70,13 @@ class _Ranks:
         """Rows that this one is compared with step by step."""
         pair = self.pair(row)
         return _healthy(self.compared(row), (self.suspects, pair, pair[:1]), 1)
+
+    def noise(self, row: int) -> Callable[[int], float]:
+        """How much medians of so many steps of the noisiest healthy rank differ, ns; inf where that is not known."""
+        healthy = np.setdiff1d(self.unsuspected(row), self.suspects)
+        if self.shared or not self.whole or len(healthy) < FEW_RANKS:
+            return lambda _: inf
+        return cache(lambda length: max(nested_segments.scatter(self.delay[one], length) for one in healthy.tolist()))
 
     def compared(self, row: int) -> Ints:
         """Rows whose delays show by what this one's may differ: against others, if its own is."""
@@ -185,7 +193,9 @@ def _slowdowns(ranks: _Ranks, row: int) -> list[Slowdown]:
     layers = []
     if known:
         took = ranks.blocks.period[series.picked(0, len(series.late))]
-        layers = nested_segments.find(series.late, took, ranks.smallest, ranks.settings, turn, shared=ranks.shared)
+        layers = nested_segments.find(
+            series.late, took, ranks.smallest, ranks.settings, turn, shared=ranks.shared, noise=ranks.noise(row)
+        )
     for layer in layers:
         series.late[layer.first : layer.stop] -= layer.level
     found: dict[Layer, Slowdown] = {}
