@@ -31,46 +31,33 @@ def row(
 
 
 @pytest.mark.parametrize(
-    ("recording", "disturbance", "right"),
+    ("recording", "disturbance", "right", "cause"),
     [
-        ("gloo-observed-stopped-now-and-then-rank1", "stopped 250 ms every 2 s", True),
-        ("gloo-observed-stopped-now-and-then-rank1", "none", False),
-        ("mpi-observed-even-1", "none", True),
-        ("mpi-observed-even-1", "half a core by quota", False),
-        ("mpi-observed-died-rank1", "segmentation fault", True),
-        ("mpi-observed-even-1", "killed", False),
-        ("mpi-observed-killed-in-setup-rank1", "killed", True),  # while all computed for 6 s, without a call
+        ("gloo-observed-stopped-now-and-then-rank1", "stopped 250 ms every 2 s", True, "unknown"),
+        ("gloo-observed-stopped-now-and-then-rank1", "none", False, None),
+        ("mpi-observed-even-1", "none", True, None),
+        ("mpi-observed-even-1", "half a core by quota", False, None),
+        ("mpi-observed-even-1", "killed", False, None),
+        ("mpi-observed-died-rank1", "segmentation fault", True, "right"),
+        ("mpi-observed-died-rank1", "killed", True, "wrong"),  # how a rank died is a cause
+        ("mpi-observed-killed-in-setup-rank1", "killed", True, "unknown"),  # while all computed for 6 s, without a call
+        ("mpi-observed-stopped-often-rank1", "stopped 30 ms every 100 ms", True, "right"),
+        ("mpi-observed-stopped-often-rank1", "half a core by quota", True, "right"),  # a quota stops ranks, too
+        ("mpi-observed-stopped-often-rank1", "core shared with stress-ng", True, "wrong"),
+        (
+            "ddp-observed-slow-compute-rank1",
+            "stopped for good",
+            False,
+            None,
+        ),  # it was late
     ],
 )
-def test_a_run_is_right_if_who_was_disturbed_is_named(recording: str, disturbance: str, right: bool) -> None:
-    """And if none is, in one that was not."""
-    assert graded(DISTURBANCES[disturbance], RECORDINGS / f"{recording}.tar.xz")["names_right"] is right
-
-
-def test_a_rank_named_in_a_verdict_that_the_disturbance_cannot_have_is_wrong() -> None:
-    """A rank that was late is no rank that died, nor one that stays stopped."""
-    assert not graded(DISTURBANCES["stopped for good"], RECORDINGS / "ddp-observed-slow-compute-rank1.tar.xz")[
-        "names_right"
-    ]
-
-
-@pytest.mark.parametrize(
-    ("recording", "disturbance", "cause"),
-    [
-        ("mpi-observed-stopped-often-rank1", "stopped 30 ms every 100 ms", "right"),
-        ("mpi-observed-stopped-often-rank1", "half a core by quota", "right"),  # a quota stops ranks, too
-        ("mpi-observed-stopped-often-rank1", "core shared with stress-ng", "wrong"),
-        ("gloo-observed-stopped-now-and-then-rank1", "stopped 250 ms every 2 s", "unknown"),
-        ("mpi-observed-even-1", "half a core by quota", None),  # no rank is named
-        ("mpi-observed-even-1", "none", None),
-        ("mpi-observed-died-rank1", "segmentation fault", "right"),
-        ("mpi-observed-died-rank1", "killed", "wrong"),
-        ("mpi-observed-killed-in-setup-rank1", "killed", "unknown"),
-    ],
-)
-def test_a_cause_is_judged_only_of_the_right_ranks(recording: str, disturbance: str, cause: str | None) -> None:
-    """How a rank died is a cause."""
-    assert graded(DISTURBANCES[disturbance], RECORDINGS / f"{recording}.tar.xz")["cause"] == cause
+def test_a_run_is_right_if_who_was_disturbed_is_named(
+    recording: str, disturbance: str, right: bool, cause: str | None
+) -> None:
+    """And if none is, in one that was not; a cause is judged only of the right ranks."""
+    found = graded(DISTURBANCES[disturbance], RECORDINGS / f"{recording}.tar.xz")
+    assert (found["names_right"], found["cause"]) == (right, cause)
 
 
 def test_a_disturbance_that_other_work_repeats_on_the_peer_is_none() -> None:

@@ -263,6 +263,20 @@ CPUS = 2
 LATE_MS = 30.0
 
 
+def used_by(*ranks: dict[str, float]) -> Table:
+    """A node of two CPUs, and what its ranks' processes use: by name of a counter, s/s."""
+    rows = [("hindmost_node_cpus", "{}", 0, float(CPUS))]
+    for rank, rates in enumerate(ranks):
+        labels = f'{{"job": "made", "rank": "{rank}"}}'
+        for name, rate in rates.items():
+            rows += [(f"hindmost_process_{name}_seconds_total", labels, tick, rate * tick) for tick in range(6)]
+    return metrics(rows)
+
+
+#: Of four processes all threads use 0.1 s/s.
+THREADS_REST = used_by(*[{"cpu": 0.1}] * 4)
+
+
 def crowded(
     queued_ms: float,
     process_cpu: float | None,
@@ -279,12 +293,8 @@ def crowded(
     cpu = np.where(mine, cpu_ms, 20.0 if spinning else 8.0)
     queue = np.where(mine, queued_ms, 18.0 if spinning else 0.2)
     steps = run.steps | {"cpu_ns": (cpu * 1e6).astype(np.int64), "runqueue_ns": (queue * 1e6).astype(np.int64)}
-    rows = [("hindmost_node_cpus", "{}", 0, float(CPUS))]
-    for rank in range(4) if process_cpu is not None else ():
-        rate = process_cpu if rank in late else 0.3
-        labels = f'{{"job": "made", "rank": "{rank}"}}'
-        rows += [("hindmost_process_cpu_seconds_total", labels, tick, rate * tick) for tick in range(6)]
-    return replace(run, steps=steps, metrics=metrics(rows))
+    used = [] if process_cpu is None else [{"cpu": process_cpu if rank in late else 0.3} for rank in range(4)]
+    return replace(run, steps=steps, metrics=used_by(*used))
 
 
 def jostled(
@@ -293,22 +303,9 @@ def jostled(
     """Four ranks on two CPUs that others use as well: all sleep 2 ms a step, rank 1 sleeps 7, and then all are in the
     queue for a CPU, in a transfer of 7 ms; ``queued`` are the s/s that rank 1's process is, ``spun`` what it runs."""
     asleep = [{"rank": rank, "blocked": 7.0 if rank == 1 else 2.0} for rank in range(4)] + list(faults)
-    rows = [("hindmost_node_cpus", "{}", 0, float(CPUS))]
-    for rank in range(4):
-        labels = f'{{"job": "made", "rank": "{rank}"}}'
-        rates = {"runqueue": queued, "cpu": spun} if rank == 1 else {"runqueue": 0.83, "cpu": max(spun, 0.04)}
-        for name, rate in rates.items():
-            rows += [(f"hindmost_process_{name}_seconds_total", labels, tick, rate * tick) for tick in range(6)]
-    return replace(make(Load(steps=steps, compute=0.1, transfer=7.0, faults=asleep)), metrics=metrics(rows))
-
-
-def _threads_rest() -> Table:
-    """Two CPUs, and four processes whose threads use 0.1 s/s of them together."""
-    rows = [("hindmost_node_cpus", "{}", 0, float(CPUS))]
-    for rank in range(4):
-        labels = f'{{"job": "made", "rank": "{rank}"}}'
-        rows += [("hindmost_process_cpu_seconds_total", labels, tick, 0.1 * tick) for tick in range(6)]
-    return metrics(rows)
+    other = {"runqueue": 0.83, "cpu": max(spun, 0.04)}
+    used = used_by(other, {"runqueue": queued, "cpu": spun}, other, other)
+    return replace(make(Load(steps=steps, compute=0.1, transfer=7.0, faults=asleep)), metrics=used)
 
 
 def held_up(asleep: float, seed: int) -> Run:
@@ -318,12 +315,8 @@ def held_up(asleep: float, seed: int) -> Run:
         {"rank": rank, "runqueue": each, "from": step, "until": step + 1}
         for (rank, step), each in np.ndenumerate(queued)
     ]
-    rows = [("hindmost_node_cpus", "{}", 0, float(CPUS))]
-    for rank in range(2):
-        labels = f'{{"job": "made", "rank": "{rank}"}}'
-        rows += [("hindmost_process_cpu_seconds_total", labels, tick, 0.2 * tick) for tick in range(6)]
     asleep_too = [*faults, {"rank": 1, "blocked": asleep}]
-    return replace(make(Load(ranks=2, steps=200, faults=asleep_too)), metrics=metrics(rows))
+    return replace(make(Load(ranks=2, steps=200, faults=asleep_too)), metrics=used_by(*[{"cpu": 0.2}] * 2))
 
 
 def said(report: Report) -> list[tuple[str, tuple[int, ...], str | None]]:
@@ -394,7 +387,7 @@ def test_a_line_is_named_only_by_enough_stacks(seen: tuple[str, ...]) -> None:
 def test_a_line_at_which_all_ranks_sleep_is_not_where_one_is_late(its: int, line: str) -> None:
     """All sleep 60 ms at line 5, rank 1 another 50: as many of its stacks are there as of 60 in 110 ms."""
     asleep = [{"rank": rank, "blocked": 110.0 if rank == 1 else 60.0} for rank in range(4)]
-    run = replace(make(Load(steps=120, compute=0.1, transfer=0.3, faults=asleep)), metrics=_threads_rest())
+    run = replace(make(Load(steps=120, compute=0.1, transfer=0.3, faults=asleep)), metrics=THREADS_REST)
     seen = [*["idle at 5"] * 9, *["active at 3"] * (7 - its), *["idle at 9"] * its]
     (found,) = judge(stacked(run, *seen)).verdicts
     assert (found.ranks, found.partial) == ((1,), "blocked")
@@ -407,7 +400,7 @@ def test_the_parts_of_a_delay_off_the_cpu_are_off_the_cpu() -> None:
     stall = {"rank": 1, "blocked": 800.0, "compute": 180.0, "runqueue": 350.0}
     faults = [stall | {"from": at, "until": at + 1} for at in range(20, 200, 25)]
     asleep = [{"rank": rank, "blocked": 80.0} for rank in range(4)]
-    run = replace(make(Load(steps=200, compute=0.1, transfer=0.3, faults=asleep + faults)), metrics=_threads_rest())
+    run = replace(make(Load(steps=200, compute=0.1, transfer=0.3, faults=asleep + faults)), metrics=THREADS_REST)
     (found,) = judge(run).verdicts
     assert (found.kind, found.ranks, found.cause, found.partial) == ("intermittent", (1,), "unknown", "blocked")
     assert re.fullmatch(r"8\d\d ms delay in such a step, all of it off the CPU", found.evidence[1])
@@ -550,7 +543,7 @@ def test_who_sleeps_and_is_last_no_more_than_by_chance_is_hardly_surely_costly()
         for begin in range(20 * at, 320, 80)
     ]
     alone, beside = (
-        judge(replace(make(Load(steps=320, compute=0.5, transfer=3.0, faults=faults)), metrics=_threads_rest()))
+        judge(replace(make(Load(steps=320, compute=0.5, transfer=3.0, faults=faults)), metrics=THREADS_REST))
         for faults in ([asleep], [asleep, *in_turn])
     )
     assert said(alone) == said(beside) == [("straggler", (1,), "unknown")]
@@ -630,7 +623,7 @@ def test_a_rank_that_sleeps_now_and_then_is_named_at_what_it_costs() -> None:
     costs = []
     for queued_ms in (0.0, 3.0):
         run = make(Load(steps=300, compute=0.5, transfer=3.0, faults=_dozing(queued_ms)))
-        report = judge(replace(run, metrics=_threads_rest()))
+        report = judge(replace(run, metrics=THREADS_REST))
         assert said(report) == [("intermittent", (1,), "unknown")]
         costs.append(report.verdicts[0].cost_ms_per_step)
     assert costs == [pytest.approx(6 / 4, abs=0.1), pytest.approx(3 / 4, abs=0.1)]
@@ -641,7 +634,7 @@ def test_a_rank_that_sleeps_long_a_few_times_is_named() -> None:
     run = make(
         Load(steps=180, compute=2.0, transfer=40.0, jostle=4.0, faults=[{"rank": 1, "blocked": 250.0, "every": 25}])
     )
-    report = judge(replace(run, metrics=_threads_rest()))
+    report = judge(replace(run, metrics=THREADS_REST))
     assert said(report) == [("intermittent", (1,), "unknown")]
     assert report.verdicts[0].cost_ms_per_step == pytest.approx(250 / 25, rel=0.15)
 
@@ -649,7 +642,7 @@ def test_a_rank_that_sleeps_long_a_few_times_is_named() -> None:
 def test_who_sleeps_while_all_others_queue_is_not_named() -> None:
     """No rank waits for it: its sleep is no more than a note."""
     faults = [{"rank": 1, "blocked": 6.0}, *({"rank": rank, "runqueue": 9.0} for rank in (0, 2, 3))]
-    report = judge(replace(make(Load(steps=300, compute=2.0, faults=faults)), metrics=_threads_rest()))
+    report = judge(replace(make(Load(steps=300, compute=2.0, faults=faults)), metrics=THREADS_REST))
     assert said(report) == [("balanced", (), None)]
     assert "rank 1 slept 6.0 ms per step while others waited for a CPU: no cost" in report.notes
 
@@ -659,7 +652,7 @@ def test_an_unmeasured_interval_is_not_one_without_sleep() -> None:
     run = make(Load(steps=300, compute=2.0, faults=[{"rank": 1, "blocked": 6.0}]))
     unknown = (run.collectives["rank"] == 1) & (run.collectives["seq"] % 2 == 0) & (run.collectives["seq"] < 200)
     unmeasured = {name: np.where(unknown, -1, run.collectives[name]) for name in ("cpu_ns", "runqueue_ns")}
-    report = judge(replace(run, collectives=run.collectives | unmeasured, metrics=_threads_rest()))
+    report = judge(replace(run, collectives=run.collectives | unmeasured, metrics=THREADS_REST))
     assert said(report) == [("straggler", (1,), "unknown")]
     assert report.verdicts[0].since_step == 0
 
@@ -713,11 +706,7 @@ def test_a_rank_is_not_measured_by_the_one_peer_that_mirrors_it() -> None:
 @pytest.mark.parametrize(("used", "named"), [(0.6, [1]), (0.42, []), (0.3, [])])
 def test_samples_of_processes_show_the_rank_that_computes_longer(used: float, named: list[int]) -> None:
     """Messages have no CPU time between them; who is last and uses most in all has more work than those that wait."""
-    rows = [("hindmost_node_cpus", "{}", 0, 2.0)]
-    for rank in range(3):
-        labels = f'{{"job": "made", "rank": "{rank}"}}'
-        rows += [(CPU, labels, tick, (used if rank == 1 else 0.4) * tick) for tick in range(6)]
     run = make(Load(kind="edges", ranks=3, faults=[{"rank": 1, "compute": 4.0}]))
-    found = judge(replace(run, metrics=metrics(rows))).verdicts
+    found = judge(replace(run, metrics=used_by({"cpu": 0.4}, {"cpu": used}, {"cpu": 0.4}))).verdicts
     assert [rank for one in found for rank in one.ranks] == named
     assert not named or (found[0].cause, found[0].cost_is) == ("compute", AT_LEAST)
