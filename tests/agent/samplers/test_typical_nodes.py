@@ -73,16 +73,6 @@ def test_an_infiniband_port_has_no_roce_congestion(values: Values) -> None:
     assert not of(values, "node_infiniband_cnp_sent_total")
 
 
-@on("rhel8")
-def test_lustre_of_a_class_node(values: Values) -> None:
-    """7 TiB read in 1.8 million calls, none of them under a millisecond too short to be seen."""
-    assert values["node_lustre_read_bytes_total", "scratch"] == 7730165571584
-    assert values["node_lustre_operations_total", "scratch", "read"] == 1843030
-    assert values["node_lustre_operation_seconds_total", "scratch", "read"] == pytest.approx(5203.1145)
-    assert values["node_lustre_operation_seconds_total", "scratch", "page_fault"] == pytest.approx(0.08121)
-    assert not of(values, "node_nfs_read_bytes_total")
-
-
 @pytest.mark.parametrize(("values", "kills"), [("rhel8", 2.0), ("rhel7", None)], indirect=["values"])
 def test_slurm_s_groups_of_version_1(values: Values, kills: float | None) -> None:
     """The job's group has the limit, the task's none; where the kernel counts no kills, they are missing and not 0."""
@@ -92,59 +82,6 @@ def test_slurm_s_groups_of_version_1(values: Values, kills: float | None) -> Non
     assert of(values, "node_cgroup_memory_events_total").get((job, "oom_kill")) == kills
     assert of(values, "node_cgroup_memory_events_total")[job, "max"] == 41
     assert not of(values, "node_cgroup_cpu_limit_cores")
-
-
-@on("rhel8")
-def test_what_memory_and_boards_say(values: Values) -> None:
-    """ECC's counts by controller, two packages under one chip's name, stalls in all zones, throttling of each core."""
-    assert of(values, "node_memory_errors_total") == {
-        ("mc0", "yes"): 0, ("mc0", "no"): 0, ("mc1", "yes"): 262, ("mc1", "no"): 0,
-    }  # fmt: skip
-    assert of(values, "node_temperature_celsius") == {
-        ("coretemp_1", "Package id 0"): 61,
-        ("coretemp_2", "Package id 1"): 61,
-    }
-    assert values["node_allocation_stalls_total",] == 430
-    assert values["node_oom_kills_total",] == 2
-    assert values["node_cpu_package_throttles_total", "63"] == 3
-    assert values["node_numa_hit_pages_total", "1"] == 193460335813
-    assert values["node_numa_remote_pages_total", "1"] == 18179487
-    assert values["node_numa_cpus_info", "1", "16-31"] == 1
-    assert (values["node_cpus",], values["node_timeslices_total",]) == (64, 64 * 120033)
-
-
-@on("roce")
-def test_adapters_of_three_makers_say_the_same_by_the_same_names(values: Values) -> None:
-    """Congestion, timeouts and bytes, each as far as the adapter counts it."""
-    assert of(values, "node_infiniband_cnp_sent_total") == {
-        ("mlx5_0", "1"): 1541, ("irdma0", "1"): 5, ("bnxt_re0", "1"): 2,
-    }  # fmt: skip
-    assert of(values, "node_infiniband_ecn_marked_packets_total") == {
-        ("mlx5_0", "1"): 1543, ("irdma0", "1"): 9, ("bnxt_re0", "1"): 4,
-    }  # fmt: skip
-    assert of(values, "node_infiniband_retransmit_timeouts_total") == {("bnxt_re0", "1"): 7}
-    assert of(values, "node_infiniband_out_of_sequence_total") == {("mlx5_0", "1"): 0, ("bnxt_re0", "1"): 3}
-    assert of(values, "node_infiniband_transmit_bytes_total") == {
-        ("mlx5_0", "1"): 4 * 80530636800,
-        ("bnxt_re0", "1"): 402113344,
-    }
-
-
-@on("roce")
-def test_nfs_over_rdma_is_read_as_over_tcp(values: Values) -> None:
-    """Several transports, more columns of each, columns of errors: 5 TiB with O_DIRECT, six milliseconds a request."""
-    mount = ("nas2:/data", "/data")
-    assert values[("node_nfs_read_bytes_total", *mount)] == 5 << 40
-    assert values[("node_nfs_operations_total", *mount, "read")] == 5 << 20
-    assert values[("node_nfs_round_trip_seconds_total", *mount, "read")] / (5 << 20) == pytest.approx(0.006)
-    assert {key[2] for key in of(values, "node_nfs_operations_total")} == {"read", "open"}
-
-
-@on("roce")
-def test_pressure_of_interrupts_has_only_a_full_line(values: Values) -> None:
-    """Of a CPU all cannot wait, of interrupts some cannot."""
-    assert set(of(values, "node_pressure_waiting_seconds_total")) == {("cpu",), ("io",), ("memory",)}
-    assert of(values, "node_pressure_stalled_seconds_total") == {("io",): 0, ("memory",): 0, ("irq",): 0.008494}
 
 
 @on("rhel7")
