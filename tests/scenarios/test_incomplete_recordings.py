@@ -59,9 +59,9 @@ def test_a_slow_backward_of_a_rank_without_collectives_clears_no_rank(tmp_path: 
 
 @pytest.mark.parametrize("rank", [0, 2, 3])
 def test_where_hosts_launch_all_the_time_one_without_collectives_is_not_named(rank: int, tmp_path: Path) -> None:
-    """Events around its forward time its host's launching. Another host works 4 ms longer, as its own files show."""
+    """Events around its forward time its host's launching."""
     verdicts = judge(load(_without_csv_of("fsdp-host-bound", rank, tmp_path))).verdicts
-    assert [verdict.ranks for verdict in verdicts if verdict.ranks] == [(3,)] * (rank != 3)
+    assert not [verdict.ranks for verdict in verdicts if verdict.ranks]
     assert "balanced" not in {verdict.kind for verdict in verdicts}
 
 

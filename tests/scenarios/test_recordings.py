@@ -26,7 +26,7 @@ def test_a_recording_is_judged_as_what_it_is(name: str) -> None:
     assert verdict.kind in expected.kinds
     assert verdict.ranks == expected.ranks
     assert verdict.victims == expected.victims
-    assert [one.ranks for one in more if one.ranks] == []
+    assert [rank for one in more for rank in one.ranks] == list(expected.also)
     if expected.cause is not None:
         assert verdict.cause == expected.cause
     if expected.since is not None:
@@ -84,13 +84,13 @@ def test_stalls_are_not_reported_again_as_waiting_for_hosts() -> None:
     assert verdict.kind == "intermittent"
 
 
-def test_a_sharded_job_that_hosts_pace_is_told_with_the_host_that_works_longer() -> None:
-    """Nothing was injected. Since step 28 one host works 4 ms a step longer, and the others wait for it in each."""
-    bound, late = judged(recording("fsdp-host-bound")).verdicts
+def test_a_sharded_job_that_hosts_pace_has_a_sentence_on_the_host_that_works_longer() -> None:
+    """Nothing was injected. One host is slower in half of the steps, by no more than hosts differ by in a phase."""
+    report = judged(recording("fsdp-host-bound"))
+    (bound,) = report.verdicts
     assert bound.kind == "host_bound"
-    assert bound.evidence[0].startswith("the GPU that the others wait for (of rank 2) is idle ")
-    assert (late.ranks, late.since_step, late.cause) == ((3,), 28, "unknown")
-    assert late.cost_ms_per_step == pytest.approx(3.0, abs=1.0)
+    assert bound.evidence[0].startswith("the GPU that the others wait for (of rank 3) is idle ")
+    assert any(note.startswith("rank 3 is last in 53 % of collectives, partly because") for note in report.notes)
 
 
 def test_gpus_that_wait_for_launches_are_reported_where_none_is_last_in_most_steps() -> None:
@@ -180,7 +180,8 @@ def test_a_host_that_leaves_its_gpu_without_work_does_not_compute_longer() -> No
     verdicts = judged(OURS / "ddp-observed-late-hosts.tar.xz").verdicts
     (named,) = (verdict for verdict in verdicts if verdict.kind == "straggler")
     assert named.evidence[0].startswith("CPU ")
-    assert {"host_bound", "intermittent"} <= {verdict.kind for verdict in verdicts}
+    assert named.cost_ratio is not None
+    assert named.cost_ratio < 0.03  # of hosts that all launch late it is a little later than the others
     for late in (verdict for verdict in verdicts if verdict.ranks):
         assert "another core or node" in late.advice[0]
         assert "nvidia-smi" not in late.advice[0]
@@ -205,11 +206,11 @@ def test_a_slow_input_is_reported_although_hosts_drift_by_half_as_much() -> None
     assert (named.since_step, named.cost_ms_per_step) == (pytest.approx(150, abs=3), pytest.approx(8.9, rel=0.2))
 
 
-def test_a_peer_whose_wait_cannot_be_told_from_its_work_proves_no_delay() -> None:
-    """Two H200s, nothing put in. Rank 0 is ahead, and waits somewhere in its backward: that took 15 to 20 ms."""
+def test_a_peer_that_waits_for_its_gpu_proves_no_delay() -> None:
+    """Two H200s, nothing put in. Rank 0 is ahead, and waits in its backward for as long as it comes early."""
     report = judged(OURS / "ddp-observed-hosts-ahead.tar.xz")
     assert not [verdict for verdict in report.verdicts if verdict.ranks]
-    assert any("longer (part of its peers' backward may be a wait)" in note for note in report.notes)
+    assert any("partly because its peers' CPUs launch kernels earlier" in note for note in report.notes)
 
 
 @pytest.mark.parametrize(("name", "most_ms"), [("hostbound-live-clean", 0.0), ("inputbound-live-clean", 6.5)])

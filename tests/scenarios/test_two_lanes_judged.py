@@ -186,7 +186,7 @@ def test_sharded_jobs_hosts_are_judged_by_their_work(bench: Any, written: str, s
     first, *others = report.verdicts
     assert (first.ranks, abs((first.since_step or 0) - 50) <= 3) == ((1,), True)
     found = grade.compared(asked, simulated.truth, [first])
-    assert found["cost"] == pytest.approx(1.0, rel=0.1)
+    assert found["cost"] == pytest.approx(1.0, rel=0.15)
     assert sum(one.cost_ratio or 0.0 for one in others if one.ranks) < 0.02  # what hosts differ by
 
 

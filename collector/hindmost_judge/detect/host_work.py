@@ -90,16 +90,13 @@ def find_delays(lanes: Lanes, least: float, large: float) -> list[Delay]:
     delays: list[Delay] = []
     least = max(least, large) if lanes.host.shape[2] < _SHORT_RUN else least
     behind = np.stack([self_time - pace_of_peers(self_time, lanes.cohort) for self_time in lanes.host])
-    doubt, waits = np.zeros(behind.shape[:2]), -1
+    threshold, waits = np.full(behind.shape[1], least), -1
     if lanes.wait is not None:
         waits = lanes.wait.phase
-        doubt[waits] = lanes.doubt
-        if lanes.wait.lag == 0:  # what may be a wait proves no delay
-            behind[waits] -= lanes.host[waits] - lanes.least[waits]
+        behind[waits] -= lanes.host[waits] - lanes.least[waits]  # what may be a wait proves no delay
     steady = [_at_even_speed(behind, phase, waits) if phase != waits else None for phase in range(len(behind))]
     drift = _IN_PART if any(one is not None for one in steady) else _SLOWLY
     for phase, (behind_peers, net_of_drift) in enumerate(zip(behind, steady, strict=True)):
-        threshold = np.hypot(least, doubt[phase])  # noise and a wrong level add up only by chance
         sharp: list[Delay] = []
         if net_of_drift is not None:
             # Where a delay is, shows without drift; how large it is, with it: a core slower throughout is no drift.

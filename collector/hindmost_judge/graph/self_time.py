@@ -17,8 +17,7 @@ from dataclasses import replace
 import numpy as np
 
 from hindmost_judge.model import OTHER
-from hindmost_judge.stats import segmentation
-from hindmost_judge.stats.robust import FEW_RANKS, median, of_cohorts, or_zero, others_median, percentile, quantile
+from hindmost_judge.stats.robust import median, of_cohorts, or_zero, others_median, percentile, quantile
 from hindmost_judge.types import Bools, Floats, HostWait, Ints, Lanes, Timeline
 
 #: Hosts set the pace if the host that comes last works for this share of the steps …
@@ -46,8 +45,8 @@ _SPREAD_RATIO = 1.5
 _ABSORBED = 0.1
 #: A host that takes longer than usual by this share of a step, and is ahead of its GPU all the same, waited for it.
 _LONG = 0.25
-#: A host is on its way to the limit of its queue while it is ahead by less than this share of what it mostly is.
-_FAR = 0.75
+#: That hosts wait, and from where on, must gain so many standard deviations squared: 4.5 sigma, for it may be anywhere.
+_GAIN = 20.0
 #: The most steps that hosts are taken to run ahead.
 _MAX_LAG = 8
 
@@ -309,69 +308,53 @@ def _without_wait(timeline: Timeline, spent: Floats, ended: Floats, wait: HostWa
 
     ``spent`` and ``ended`` [R, S] are how long hosts were in that phase and when they ended it.
     """
-    if wait.lag == 0:
-        over = timeline.left + wait.after[:, None]
-        waited = np.clip(or_zero(over - (ended - spent)), 0.0, spent)
-    else:  # hosts stay ahead, and no one time tells by how much
-        waited = np.where(_is_ahead(timeline), spent, 0.0)
-    if not waited.any():
-        return spent, spent, np.zeros(len(spent))
+    if wait.lag:
+        waited, doubt = _waited_as_early(timeline, spent, ended, wait)
+        return spent - waited, spent - waited, doubt
+    over = timeline.left + wait.after[:, None]
+    waited = np.clip(or_zero(over - (ended - spent)), 0.0, spent)
     negligible = _NEGLIGIBLE * _typical_step(timeline)
-    free = np.where(waited <= negligible, spent, np.nan)
-    if wait.lag == 0:
-        came_later = (ended - over > negligible) & ~_is_ahead(timeline)  # than its GPU was done: it did not wait
-        usual = _usual_of_same_step(free, spent, timeline.cohort)
-        likely = np.clip(usual[:, None], spent - waited, spent)
-        return spent - waited, np.where(came_later, spent, likely), np.zeros(len(spent))
-    usual, doubt = _usual_of_hosts_ahead(free, spent, timeline.cohort)
-    drained = np.fmin(usual, _after_drained(timeline, spent, ended, wait))
-    alone = _while_lead_grows(timeline, spent, wait)
-    if float(median(alone - (usual + drained) / 2)) > 0:  # hosts do work before they wait
-        more = float(median(alone - usual))
-        usual = usual + np.where(more > doubt, more, 0.0)
-    else:
-        usual = drained
-    least = spent - waited
-    return least, np.clip(usual[:, None], least, spent), doubt
+    came_later = (ended - over > negligible) & ~_is_ahead(timeline)  # than its GPU was done: it did not wait
+    usual = _usual_of_same_step(np.where(waited <= negligible, spent, np.nan), spent, timeline.cohort)
+    likely = np.where(came_later, spent, np.clip(usual[:, None], spent - waited, spent))
+    return spent - waited, likely, np.zeros(len(spent))
 
 
-def _while_lead_grows(timeline: Timeline, spent: Floats, wait: HostWait) -> Floats:
-    """[R] ns that hosts that are ahead take in the phase of ``wait`` while they get further ahead; NaN: unknown.
+def _waited_as_early(timeline: Timeline, spent: Floats, ended: Floats, wait: HostWait) -> tuple[Floats, Floats]:
+    """[R, S] ns that hosts which stay ahead wait in the phase of ``wait``, and [R] by how much that may be too long.
 
-    A host that launches into its queue is blocked once that is full, which may take many steps. Before, it works at its
-    own pace. Steps that are longer than those at the limit are slow ones, after which it was less far ahead.
+    A host that is held up until its GPU has come so far takes longer by all that it comes earlier. One that is not
+    takes its time, however early. From where on it is held up is found by least squares, for each rank. One that
+    is held up in all steps does not show that: the others do. Where most are held up in all steps, they wait for the
+    collective itself, as far as clocks agree.
     """
-    ahead = _is_ahead(timeline)
-    lead = np.where(ahead, _lead_of_launch(timeline), np.nan)
-    below = lead < _FAR * median(lead, axis=-1)[:, None]
-    below[:, 1:] &= np.diff(lead, axis=1) > 0
-    grows = np.zeros(spent.shape, bool)
-    grows[:, wait.lag :] = below[:, : spent.shape[1] - wait.lag]
-    alone = median(np.where(grows, spent, np.nan), axis=-1)
-    at_limit = median(np.where(ahead & ~grows, spent, np.nan), axis=-1)
-    known = (grows.sum(axis=1) >= _MIN_STEPS) & (alone <= at_limit)
-    most = 2 * known.sum() > np.sum(ahead.mean(axis=1) > _MOSTLY_AHEAD)  # a few such hosts may just have been slow
-    return np.where(known & most, alone, np.nan)
+    apart = median(timeline.left - median(timeline.left, axis=0), axis=-1)[:, None]  # all leave at once: by clocks
+    left = timeline.left - np.clip(apart, -timeline.clock, timeline.clock)
+    early, limits = np.full(spent.shape, np.nan), np.full(len(spent), np.inf)
+    early[:, wait.lag :] = left[:, : spent.shape[1] - wait.lag] - (ended - spent)[:, wait.lag :]
+    shown = ~np.isnan(early + spent) & _is_ahead(timeline)  # other steps of a host are those in which it was slow
+    for row in np.flatnonzero(shown.sum(axis=1) >= 2 * _MIN_STEPS).tolist():
+        limits[row] = _limit(early[row, shown[row]], spent[row, shown[row]])
+    found, unknown = limits[np.isfinite(limits)], np.isnan(limits)
+    typical, doubt = median(found) if len(found) else np.inf, 0.0
+    if len(found) < unknown.sum():
+        typical = doubt = timeline.clock / 2 if timeline.enqueued is None else 0.0
+    limits[unknown] = typical
+    return np.clip(or_zero(early - limits[:, None]), 0.0, spent), np.where(unknown, doubt, 0.0)
 
 
-def _after_drained(timeline: Timeline, spent: Floats, ended: Floats, wait: HostWait) -> Floats:
-    """[R] ns that hosts take in the phase of ``wait`` after a wait at its begin that drained their GPUs; NaN: unknown.
-
-    A pageable copy waits for all that was launched, so the GPU runs the next collective as it is launched. A host at
-    its queue's limit has a GPU with much to run. If hosts worked before they waited, what they do after it would vary
-    less than the phase of hosts that do not wait.
-    """
-    if timeline.queued is None:
-        return np.full(len(ended), np.nan)
-    ahead = _is_ahead(timeline)
-    queued = median(np.where(ahead, timeline.queued, np.nan), axis=-1)
-    after = np.full(ended.shape, np.nan)
-    after[:, wait.lag :] = ended[:, wait.lag :] - timeline.left[:, : ended.shape[1] - wait.lag]
-    after = np.where(ahead, after, np.nan)
-    varies = np.array([_spread(row) for row in after])
-    usually = np.fmin.reduce([_spread(row) for row in np.where(ahead, np.nan, spent)])
-    drained = (queued <= _PROMPT * _typical_step(timeline)) & (varies >= usually / 2)
-    return np.where(drained & (ahead.mean(axis=1) > _MOSTLY_AHEAD), median(after, axis=-1), np.nan)
+def _limit(early: Floats, took: Floats) -> float:
+    """From how many ns of ``early`` [N] on what a host ``took`` [N] grows with it; infinite: never; NaN: in all."""
+    order = np.argsort(early)
+    early, took = early[order], np.minimum(took, np.percentile(took, 100 - _OUTLIERS))[order]
+    count = np.arange(1, len(took) + 1)
+    squares = [np.cumsum(one**2) - np.cumsum(one) ** 2 / count for one in (took, (took - early)[::-1])]
+    left = squares[0] + np.append(squares[1][-2::-1], 0.0)  # the first so many do not wait, and the others do
+    best = int(np.argmin(left[:-_MIN_STEPS]))
+    never, always = (one[-1] < (1 + _GAIN / len(took)) * left[best] for one in squares)
+    if never or always:
+        return np.inf if never else np.nan
+    return float((early - took)[best + 1 :].mean() + took[: best + 1].mean())
 
 
 def _usual_of_same_step(free: Floats, spent: Floats, cohort: Ints) -> Floats:
@@ -387,58 +370,6 @@ def _usual_of_same_step(free: Floats, spent: Floats, cohort: Ints) -> Floats:
         of_cohort = np.fmin(median(usual[members], axis=-1), median(spent[members], axis=-1).min())
         usual[unknown] = np.fmin(quantile(spent[unknown], _FASTEST), of_cohort)
     return usual
-
-
-def _usual_of_hosts_ahead(free: Floats, spent: Floats, cohort: Ints) -> tuple[Floats, Floats]:
-    """[R] usual self time of hosts that stay ahead for several steps, and [R] by how much it may be off.
-
-    ``free`` and ``spent`` [R, S] as above. A host's fastest steps have no wait. To these comes by how much steps of
-    hosts that are not ahead exceed their fastest. It is at most the median of what such hosts need. A host's own steps
-    in which it was not ahead are no measure: they are those in which it was slow. Where hosts are few, they bound by
-    how much the level of its peers may be off.
-    """
-    usual, doubt = quantile(spent, _FASTEST), np.zeros(len(spent))
-    count = np.sum(~np.isnan(free), axis=1)
-    for number in np.unique(cohort):
-        members = np.flatnonzero(cohort == number)
-        most = count[members].max()
-        if most < _MIN_STEPS:
-            continue
-        not_ahead = members[count[members] >= max(_MIN_STEPS, most / 2)]  # few steps do not show how much they vary
-        middle = (len(not_ahead) - 1) // 2
-        typical = median(free[not_ahead], axis=-1)
-        large = len(members) >= FEW_RANKS  # when one of many slows down, the others did not
-        margins = [np.sort(-fastest) for fastest in _fastest(_variation(free[not_ahead], changes=not large))]
-        likely = [fastest + margin[middle] for fastest, margin in zip(_fastest(spent[members]), margins, strict=True)]
-        usual[members] = np.minimum(np.min(likely, axis=0), np.sort(typical)[middle])
-        if large:
-            doubt[members] = margins[0][middle]
-            continue
-        own = np.where(count[members] >= _MIN_STEPS, median(free[members], axis=-1) - usual[members], 0.0)
-        doubt[members] = np.maximum(margins[0][-1], pace_of_peers(own[:, None], cohort[members])[:, 0])
-    return usual, doubt
-
-
-def _variation(free: Floats, *, changes: bool) -> Floats:
-    """[R, S] ns by which each known step differs from the rank's median; NaN of the others.
-
-    Without ``changes`` of the level it differs from the mean of its segment only.
-    """
-    if changes:
-        return np.asarray(free - median(free, axis=-1)[:, None])
-    variation = np.full(free.shape, np.nan)
-    for row, measured in enumerate(~np.isnan(free)):
-        variation[row, measured] = free[row, measured] - segmentation.levels(free[row, measured])
-    return variation
-
-
-def _fastest(spent: Floats) -> Floats:
-    """[2, R] two measures of a host's fastest steps: a low quantile, and the median of the few fastest.
-
-    The second one is of use where a host was free of waits only in the few steps in which it got ahead.
-    """
-    fastest = np.sort(spent, axis=1)[:, :_MIN_STEPS]  # NaN comes last
-    return np.stack([quantile(spent, _FASTEST), np.median(fastest, axis=1)])
 
 
 def _spread(values: Floats) -> float:

@@ -99,6 +99,14 @@ def test_own_work_is_what_hosts_did_without_their_waits(waits: str) -> None:
     assert (found.host <= found.most + 1).all()
 
 
+def test_hosts_that_are_ahead_and_never_held_up_wait_nowhere() -> None:
+    """What they take in a phase does not grow with how early they come to it, so it is work."""
+    own = work(3, 160, noise=0.05)
+    found = self_time.build_lanes(run(own, 5.0, waits="never"))
+    assert found.ahead.mean() > 0.5
+    assert (found.host.sum(axis=0).mean(axis=1) / MS) == pytest.approx(own.sum(axis=0).mean(axis=1), rel=0.005)
+
+
 def test_work_after_a_copy_is_known_of_hosts_that_wait_in_each_step() -> None:
     """One host works 10 ms longer from the start: the others never do a forward without waiting in its copy."""
     own = work(4, 120)
