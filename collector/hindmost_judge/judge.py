@@ -113,6 +113,7 @@ def _of_those_that_meet(run: Run, settings: Settings) -> Report:
     notes = [note for note in notes if not any(line.startswith(note) for one in found for line in one.evidence)]
     if blocks is not None:
         found = [_with_time(_with_loading(one, run, blocks), run, blocks) for one in found]
+    found = [replace(one, advice=tuple(wording.for_job(text, run) for text in one.advice)) for one in found]
     notes += all_slower.slowed_note(slower, found)
     notes += summary.last_rank_notes(blocks, found, notes) if blocks is not None and stop is None else []
     if blocks is not None and blocks.exchanges:

@@ -58,6 +58,7 @@ SECTIONS: dict[Any, tuple[str, dict[str, str]]] = {
             "confidence": "how sure the ranks are; of the name, not of the cost",
             "explained": "share of the delay that the cause's measurement explains",
             "partial": "with cause `unknown`: the measurement that explains most",
+            "causes": "with cause `unknown`: two causes at once, which explain it together; else empty",
             "evidence": "sentences with the measurements behind it",
             "advice": "what to do; in `/2` settings of `sections.advice` that remedy slow input are in its place",
         },
@@ -178,7 +179,7 @@ SECTIONS: dict[Any, tuple[str, dict[str, str]]] = {
     ),
 }
 #: Fields that no report has: they are for the judge's next evaluation of a running job.
-INSIDE = frozenset({"past", "shown_ms", "causes", "counted", "overview"})
+INSIDE = frozenset({"past", "shown_ms", "on_host", "counted", "overview"})
 
 
 def page() -> str:

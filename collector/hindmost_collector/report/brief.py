@@ -70,7 +70,7 @@ def _verdict(one: Mapping[str, Any], said: RenderedVerdict, stalled: list[int]) 
     ranks = stalled if said.kind == "stalled" else one["ranks"]
     return {
         "head": said.head,
-        "kind": said.kind,
+        "kind": "insufficient_data" if said.head == "UNSURE" else said.kind,
         "says": _short(said.sentence),
         "ranks": ranks[:_RANKS],
         "ranks_total": len(ranks),

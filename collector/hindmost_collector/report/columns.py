@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from hindmost_judge.causes.table import MEASURES
 from hindmost_judge.job_command import script, split
 from hindmost_judge.model import OTHER, PHASES
 from hindmost_judge.verdict.schema import AT_LEAST, STOPS, unsure
@@ -11,7 +10,6 @@ from hindmost_judge.verdict.wording import (
     OTHERS_USE,
     SAVING,
     STOP_OTHERS,
-    TWO_CAUSES,
     UNMEASURED,
     as_exchanges,
     duration,
@@ -417,9 +415,12 @@ def deciding(report: Mapping[str, Any]) -> list[str]:
     is no room for."""
     found = list[str]()
     for verdict in report["verdicts"]:
-        lines = [line for line in verdict.get("evidence") or () if not line.startswith(TWO_CAUSES)]
-        found += _named_in("".join(lines[:1]), report["ranks"])
-    causes = [cause for verdict in report["verdicts"] for cause in _causes_of(verdict)]
+        found += _named_in("".join((verdict.get("evidence") or ())[:1]), report["ranks"])
+    causes = [
+        cause
+        for one in report["verdicts"]
+        for cause in one.get("causes") or (one.get("cause") or _OF_KIND.get(one["kind"], ""),)
+    ]
     if (report["job"].get("bound") or {}).get("by") == "cpu" and not of_fault(report)[0]:  # which needs the room
         said = [title_of(name) for name in ("queued", "cpus") if _measured(name, report["ranks"])]
         found += said
@@ -433,15 +434,6 @@ def deciding(report: Mapping[str, Any]) -> list[str]:
     if any(verdict["ranks"] for verdict in report["verdicts"]) and _measured("caused", report["ranks"]):
         found.insert(1, title_of("caused"))
     return list(dict.fromkeys(found))
-
-
-def _causes_of(verdict: Mapping[str, Any]) -> list[str]:
-    """Its cause; or two at once, which its evidence begins with."""
-    first = next(iter(verdict.get("evidence") or ()), "")
-    if first.startswith(TWO_CAUSES):
-        two = first.removeprefix(TWO_CAUSES).split(" and ")
-        return [cause for cause, words in MEASURES.items() if words in two]
-    return [verdict.get("cause") or _OF_KIND.get(verdict["kind"], "")]
 
 
 def _named_in(evidence: str, rows: Sequence[Mapping[str, Any]]) -> list[str]:

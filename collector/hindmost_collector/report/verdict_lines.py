@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import Any
 
 from hindmost_judge.verdict.schema import AT_LEAST, STOPS, unsure, waiting
-from hindmost_judge.verdict.wording import ALONE, ANY_JOB, NONE_SEEN, RANKS_WAIT, TWO_CAUSES, WHICH_ID, duration, names
+from hindmost_judge.verdict.wording import ALONE, NONE_SEEN, RANKS_WAIT, duration, names
 
 from hindmost_collector.report import columns
 from hindmost_collector.report.columns import part_of, ratio, without
@@ -134,19 +134,18 @@ def with_rendered(report: Mapping[str, Any], *, over: bool = False, path: str = 
         "path": path,
     }
     found = rendered(report) if over else [*_over(report), *rendered(report)]
-    shown = [in_commands(one, job, path, over=over) for one in found]
+    shown = [in_commands(one, job, path) for one in found]
     return {**report, **words, "rendered": [asdict(one) for one in shown], "overlap": overlap(report)}
 
 
-def in_commands(one: RenderedVerdict, job: str, path: str = "", *, over: bool = False) -> RenderedVerdict:
-    """The same with a job, and the recording at ``path``, in its commands: where that is not known, as ``hindmost run``
-    chooses it. One that is ``over`` has no job to name."""
-    fill = {} if over else {ANY_JOB: f"--job {job}", WHICH_ID: ""}
-    return filled(one, fill | {"hindmost report RUN": f"hindmost report {path or f'hindmost-runs/{job}'}"})
+def in_commands(one: RenderedVerdict, job: str, path: str = "") -> RenderedVerdict:
+    """The same with the recording at ``path`` in its commands: where that is not known, as ``hindmost run`` chooses
+    it."""
+    return filled(one, {"hindmost report RUN": f"hindmost report {path or f'hindmost-runs/{job}'}"})
 
 
 def filled(one: RenderedVerdict, fill: Mapping[str, str]) -> RenderedVerdict:
-    """The same with what stands for the recording, or for a job that runs, replaced in its advice."""
+    """The same with what stands for the recording replaced in its advice."""
     do = one.do
     for blank, known in fill.items():
         do = tuple(text.replace(blank, known) for text in do)
@@ -188,7 +187,7 @@ def _verdict(report: Mapping[str, Any], one: Mapping[str, Any]) -> RenderedVerdi
         if kind == "balanced" and report["job"].get("ended"):
             what = f"no rank was {'clearly ' * (head == 'UNSURE')}slow until then"
     why, do = tuple(one.get("evidence") or ()), tuple(one.get("advice") or ())[:_ADVICE]
-    if why and (what.endswith(why[0]) or why[0].startswith(TWO_CAUSES)):  # the head says it already
+    if why and what.endswith(why[0]):  # the head says it already
         why = why[1:]
     if why and one["kind"] in _OF_SOME and one["ranks"] and (when := _when(one)):
         why = (f"{when}, {why[0]}", *why[1:])
@@ -235,13 +234,10 @@ _PARTLY = {"blocked": "off the CPU, cause unknown", "idle": "launching GPU work 
 
 def doing(one: Mapping[str, Any]) -> str:
     """What a verdict's cause says that its ranks do."""
-    cause = one.get("cause") or "unknown"
-    first = next(iter(one.get("evidence") or ()), "")
-    if first.startswith(TWO_CAUSES):
-        return first.removeprefix(TWO_CAUSES)
-    words = (
-        _DOING.get(cause, cause) if cause != "unknown" else _unknown(one.get("partial"), one.get("explained") or 0.0)
-    )
+    causes = one.get("causes") or (one.get("cause") or "unknown",)
+    words = " and ".join(_DOING.get(cause, cause) for cause in causes)
+    if words == _DOING["unknown"]:
+        words = _unknown(one.get("partial"), one.get("explained") or 0.0)
     return words if len(one["ranks"]) < 2 else words.replace("its ", "their ").replace("their GPU", "their GPUs")
 
 

@@ -32,7 +32,7 @@ def picture(
     job, path = more["job"], more.pop("path", "")
     rows = _ranks(report, places, last_steps, cells, job)
     nodes, gpus = machines(cells, rows)
-    verdicts = [in_commands(one, job, path, over=more.get("over", False)) for one in rendered(report)] if report else []
+    verdicts = [in_commands(one, job, path) for one in rendered(report)] if report else []
     shown = [
         {**vars(words), "ranks": list(one["ranks"])}
         for words, one in zip(verdicts, (report or {}).get("verdicts") or (), strict=True)

@@ -49,7 +49,6 @@ class Place:
     pids: tuple[int, ...]
     gpus: tuple[str, ...]
     with_gpus: bool
-    job: str
     framework: str
     python: bool
     runs: bool
@@ -83,7 +82,6 @@ def place(run: Run, ranks: Sequence[int]) -> Place:
         pids=tuple(pids) if own and run.at_work and 0 < len(pids) <= _PIDS else (),
         gpus=tuple(gpus) if gpus and all(gpus) and len(gpus) <= _NAMED else (),
         with_gpus=with_gpus(run) or not own,
-        job=run.job.id if own and run.at_work else "",
         framework=min(frameworks, default=""),
         python=in_python(run),
         runs=run.at_work,
@@ -128,7 +126,8 @@ def on(found: Verdict, run: Run, *, storage: bool = False, usual: float = 0.0) -
         )
     if found.kind not in LATE:
         return found
-    where, causes = replace(place(run, found.ranks), storage=storage), found.causes or (found.cause or "unknown",)
+    cause = ON_HOST if found.on_host else found.cause or "unknown"
+    where, causes = replace(place(run, found.ranks), storage=storage), found.causes or (cause,)
     if "cpu_contention" in causes and len(found.ranks) == 1:
         where = replace(where, quota=cpu_sharing.own_quota(run, found.ranks[0]))
     off = {}
@@ -233,13 +232,13 @@ def _compare_hosts(at: Place, who: str) -> str:
     """The same where it is the CPU that is slow, in a job that may have GPUs."""
     does = "it stays slow, see what its CPU does" if len(at.ranks) == 1 else "they stay slow, see what their CPUs do"
     run = "run" if at.runs else "in the next run, put"
-    return f"{run} {who} on another core or node. If {does}{at.on}: {attach(at.job, '')}"
+    return f"{run} {who} on another core or node. If {does}{at.on}: {attach('')}"
 
 
 def _look(at: Place, who: str, where: str = "") -> str:
     """How to see what ranks wait for, in processes that run or when the job runs again."""
     pid = str(at.pids[0]) if at.runs and len(at.pids) == 1 else ""
-    stacks = f"`hindmost attach --stacks --pid {pid}`" if pid else attach(at.job)
+    stacks = f"`hindmost attach --stacks --pid {pid}`" if pid else attach()
     several = at.runs and len(at.nodes) == 1 and 1 < len(at.pids) <= _PIDS
     which = f" (PIDs {', '.join(map(str, at.pids))})" if several else ""
     tool = stacks if at.python else f"`gdb -p {pid or 'PID'}` or `strace -f -p {pid or 'PID'}`{which}"

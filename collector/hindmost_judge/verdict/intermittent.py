@@ -15,7 +15,6 @@ from hindmost_judge.stats.robust import average, or_zero
 from hindmost_judge.timeline.cohorts import behind_early_ranks
 from hindmost_judge.types import Floats, Ints
 from hindmost_judge.verdict import wording
-from hindmost_judge.verdict.advice import ON_HOST
 from hindmost_judge.verdict.schema import Verdict
 from hindmost_judge.verdict.whole_job import costing
 from hindmost_judge.whatif import savings
@@ -206,5 +205,5 @@ def _verdict(
             *wording.stalls(rest, one, cause, (gain + held_up) * len(span), int(span[0])),
             *wording.held_up(held_up),
         ),
-        causes=(ON_HOST,) if rest.lanes is not None and cause.cause == "compute" else (),
+        on_host=rest.lanes is not None and cause.cause == "compute",
     )

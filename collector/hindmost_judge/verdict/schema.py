@@ -79,9 +79,10 @@ class Verdict:
     confidence: float | None = None
     explained: float | None = None  # fraction of the delay that the cause's measurement explains
     partial: str | None = None  # with cause unknown: the measurement that explains most
+    causes: tuple[str, ...] = ()  # with cause unknown: two that explain it together
     evidence: tuple[str, ...] = ()
     advice: tuple[str, ...] = ()
-    causes: tuple[str, ...] = ()  # several that act together, to advise on; no part of a report
+    on_host: bool = False  # it computes longer on its CPU, and not its GPU, to advise on; no part of a report
     past: Past | None = None  # for the judge's next evaluation of a running job; no part of a report
     shown_ms: float | None = None  # the visible part of the cost; None: all of it. No part of a report either
 
@@ -258,7 +259,7 @@ class Report:
         found["ranks"] = _rows(self.ranks)
         del found["counted"], found["overview"]
         for verdict in found["verdicts"]:
-            del verdict["past"], verdict["shown_ms"], verdict["causes"]
+            del verdict["past"], verdict["shown_ms"], verdict["on_host"]
         return {"schema": SCHEMA, **found}
 
 

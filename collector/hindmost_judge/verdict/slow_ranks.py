@@ -19,7 +19,6 @@ from hindmost_judge.stats.robust import median, peers_median
 from hindmost_judge.timeline import cohorts
 from hindmost_judge.types import Floats
 from hindmost_judge.verdict import wording
-from hindmost_judge.verdict.advice import ON_HOST
 from hindmost_judge.verdict.schema import ESTIMATE, Verdict
 from hindmost_judge.verdict.whole_job import costing
 from hindmost_judge.whatif import hidden_delay, savings
@@ -198,7 +197,6 @@ def _straggler(
     if not measured and shown < settings.min_share_of_waste * (shown + without_owner):  # waits alone may be noise
         return None
     cause = group[0][1]
-    on_host = slowdowns[0].phase is not None and cause.cause == "compute"  # its CPU computes longer, and not its GPU
     ranks = tuple(sorted({int(blocks.ranks[slowdown.row]) for slowdown in slowdowns}))
     victims = _victims(blocks, rows)
     return costing(
@@ -212,6 +210,7 @@ def _straggler(
         confidence=_confidence(slowdowns, settings),
         explained=cause.explained,
         partial=cause.partial,
+        causes=tuple(wording.together(slowdowns[0].delay, cause)),
         evidence=(
             *wording.why(blocks, slowdowns, cause),
             *backward.limits_of_evidence(blocks, slowdowns, cause),
@@ -221,7 +220,7 @@ def _straggler(
             *_ranged(slowdowns, before, blocks),
             *wording.left_by_batches(slowdowns[0].delay, cost, uneven=hidden_delay.differs(blocks, same_work)),
         ),
-        causes=(ON_HOST,) if on_host else tuple(wording.together(slowdowns[0].delay, cause)),
+        on_host=slowdowns[0].phase is not None and cause.cause == "compute",
     )
 
 

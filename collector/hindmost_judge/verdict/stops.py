@@ -660,7 +660,7 @@ def _hang_advice(stop: Hang, run: Run) -> list[str]:
     if seconds and seconds.keys() >= set(stop.ranks):
         return [of_stopped(place(run, stop.ranks), still=True)]
     if run.at_work:
-        at, command = place(run, stop.ranks), f"{attach(run.job.id)} {there} of {who}"
+        at, command = place(run, stop.ranks), f"{attach()} {there} of {who}"
         if len(at.pids) == len(at.nodes) == 1:
             command = f"`hindmost attach --stacks --pid {at.pids[0]}`{at.on}"
         return [*look, f"before you cancel the job: {command}"]
@@ -694,7 +694,7 @@ def _advice_on_all(stop: Hang, run: Run) -> str:
     if stop.seen:
         where = "the network and the GPUs" if with_gpus(run) or not own else "the network"
         return f"check {where}, not the script: all ranks are in the operation"
-    see = f"see where each rank waits: {attach(run.job.id if run.at_work else '')}"
+    see = f"see where each rank waits: {attach()}"
     look = f"before you cancel the job, {see}" if run.at_work else f"next time, while it hangs, {see}"
     return look if own else "run it with `hindmost run`: in a hang that writes every rank's stack"
 

@@ -11,7 +11,7 @@ from hindmost_judge import overview
 from hindmost_judge.blocks import Blocks, Slowdown, SlowLink, SlowNetwork, Stalls
 from hindmost_judge.causes.cpu_sharing import NEEDS, cpu_pace
 from hindmost_judge.causes.table import FILES, MEASURES, NOW_AND_THEN, OFF, Cause
-from hindmost_judge.model import OTHER, Run
+from hindmost_judge.model import OTHER, Job, Run
 from hindmost_judge.stats import recurring_events
 from hindmost_judge.stats.robust import average, mean, median, or_zero
 from hindmost_judge.types import Array, Floats
@@ -37,13 +37,22 @@ NONE_SEEN = "no rank was seen"
 ONE_ANSWER = "one answer of NCCL's RAS shows no hang"
 
 
-#: Which job a command is for where that is not known yet, and which ID that is.
-ANY_JOB, WHICH_ID = "--job NAME", " (start it with `hindmost run --job-id NAME`)"
+_START = " (start it with `hindmost run --job-id NAME`)"
+#: What hindmost adds to the name of a script to have the id of a run: the time, and a random number.
+_WHEN = re.compile(r"-\d{8}-\d{6}-[0-9a-f]{4}")
 
 
-def attach(job: str = "", options: str = "--stacks ") -> str:
-    """The command that shows where the ranks of a job are; without an id, of one that is to run yet."""
-    return f"`hindmost attach {options}--job {job}`" if job else f"`hindmost attach {options}{ANY_JOB}`{WHICH_ID}"
+def attach(options: str = "--stacks ") -> str:
+    """The command that shows where the ranks of a job are; :func:`for_job` says of which."""
+    return f"`hindmost attach {options}--job NAME`{_START}"
+
+
+def for_job(advice: str, run: Run) -> str:
+    """The advice with the job in its commands: of one that is over, what to call it when it runs again."""
+    if run.at_work:
+        return advice.replace(_START, "").replace("--job NAME", f"--job {run.job.id}")
+    own = run.job.source == Job.source
+    return re.sub(r"(--job(?:-id)?) NAME", rf"\1 {_WHEN.sub('', run.job.id)}", advice) if own else advice
 
 
 def duration(ms: float | None) -> str:
@@ -189,8 +198,8 @@ def why(blocks: Blocks, slowdowns: list[Slowdown], cause: Cause) -> list[str]:
             found.append(f"others wait longest for {who} in {int(most.sum())} of {len(most)} steps")
     if slowdowns[0].outer is not None:
         found.append(f"in addition to its usual delay of {ms(slowdowns[0].outer.delay)} per step")
-    if two := _two(slowdowns[0].delay, cause):
-        found = [f"{TWO_CAUSES}{two}", *accounts, *found]
+    if together(slowdowns[0].delay, cause):
+        found = [*accounts, *found]
     left = [cause.remark] if cause.remark and cause.cause == "unknown" else []
     return list(dict.fromkeys([*found, *accounts])) + left
 
@@ -280,10 +289,6 @@ def victims(ranks: Sequence[int], culprits: Sequence[int]) -> list[str]:
 _EACH, _TOGETHER = 0.2, 0.8
 #: Where computing is beyond the delay by this much it is given in full, for the cost is counted from it.
 _MORE = 1.1
-
-
-#: How the evidence of two causes begins.
-TWO_CAUSES = "two causes at once: "
 
 
 def together(delay: float, cause: Cause) -> list[str]:
@@ -400,7 +405,7 @@ def shares(delay: float, cause: Cause, per: str = "per step", what: str = "delay
     found = f"{ms(delay)} {what} {per}: " + ", ".join(f"{name} {took}{of}" for name, took, of in parts)
     if len(known) == 1 and parts[0][1] == ms(delay):
         found = f"{ms(delay)} {what} {per}, all of it {parts[0][0]}{of_computing}"
-    if _two(delay, cause):
+    if together(delay, cause):
         return [found]
     if named or cause.remark or cause.explained is None:
         return [found, *_covered(delay, cause, per)]
@@ -418,11 +423,6 @@ def later_by(whose: str, late: float, need: float, queued: float) -> list[str]:
     return [
         f"{whose}{ms(late)} delay per step: {computing}" + (f", not measured {ms(rest)}" if rest >= 0.05 * late else "")
     ]
-
-
-def _two(delay: float, cause: Cause) -> str:
-    """``input and computing``: two causes at once; empty where there is one, or none."""
-    return " and ".join(MEASURES[name] for name in together(delay, cause))
 
 
 #: Causes of which a part may be hidden: the host is at them while its GPU still works.

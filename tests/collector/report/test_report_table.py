@@ -18,7 +18,7 @@ from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_judge.judge import judge
 from hindmost_judge.model import PHASES
 from hindmost_judge.timeline.phases import unnamed
-from hindmost_judge.verdict.wording import ALONE, OTHERS_USE, STOP_OTHERS, TWO_CAUSES
+from hindmost_judge.verdict.wording import ALONE, OTHERS_USE, STOP_OTHERS
 
 from tests.pages import inside
 from tests.recordings import OURS
@@ -243,7 +243,7 @@ def test_how_long_ranks_wait_for_a_cpu_stands_in_the_table() -> None:
 def test_two_causes_at_once_have_both_columns() -> None:
     """At 80 columns; off the CPU, where nothing is known of a cause, is neither."""
     slow = {"kind": "straggler", "cause": "unknown", "partial": "compute", "ranks": [1], "since_step": 0}
-    found = report() | {"verdicts": [slow | {"evidence": [f"{TWO_CAUSES}waiting for a CPU and computing"]}]}
+    found = report() | {"verdicts": [slow | {"causes": ["cpu_contention", "compute"]}]}
     for row in found["ranks"]:
         row["phases_ms"] = {"self_cpu": 2.0, "self_runqueue": 8.0, "self_blocked": 0.1}
     titles, _ = columns.table(found["ranks"], 80, columns.deciding(found))
