@@ -5,6 +5,7 @@ import importlib
 import json
 import re
 import shlex
+import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from functools import cache
@@ -136,6 +137,14 @@ def test_nothing_is_lost_at_sixty_columns() -> None:
         assert [one for one in said if not all(word in words for word in one.split())] == [], name
         titles, _ = columns.table(columns.choose(found)[0], 60, columns.deciding(found))
         assert set(columns.deciding(found)) <= set(titles), name
+
+
+def test_what_columns_mean_takes_three_lines() -> None:
+    """Below the table, at 80 columns."""
+    for name, report in REPORTS.items():
+        titles, _ = columns.table(columns.choose(found := report())[0], 80, columns.deciding(found))
+        legend = textwrap.wrap(columns.caption(titles, found, explain=False), 80)
+        assert len(legend) <= 3, (name, legend)
 
 
 def test_a_named_rank_has_a_cost_or_a_hang_a_reason_and_something_to_do() -> None:

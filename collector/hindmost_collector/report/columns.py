@@ -296,18 +296,20 @@ def number(value: float | None) -> str:
 _EXPLAINED = {
     "self time": "between collectives",
     "CPU forward": "the CPU's part, launching kernels",
-    "GPU backward": "as all GPU phases, includes waits for slower ranks",
+    "GPU backward": "with waits for slower ranks",
     "sync": "waits for all gradients",
-    "other": "in no phase (logging, metrics, .item())",
+    "other": "in no phase (logging, .item())",
     "CPU queue": "self time in which no CPU was free",
     "queue in step": "ready to run, no free CPU",
     "off CPU": "self time in which it was blocked",
-    "storage wait": "blocked by storage, all loading processes",
+    "storage wait": "mean, blocked by storage, all loading processes",
     "wait": "in collectives, for later ranks",
     "transfer": "the rest of collectives",
-    "caused wait": "the others' wait for this rank",
+    "caused wait": "the others' mean wait for this rank",
     "in calls": "share of the time in collectives and messages; the others may wait for the rank with the least",
 }
+#: Those that are explained below each table; the others where all evidence is asked for.
+_NOT_OBVIOUS = ("wait", "caused wait", "in calls")
 #: Columns that are no times, and so need no caption.
 _NO_TIMES = {"rank", "node", "last to arrive", "in calls", "CPUs", "waits for a CPU", "memory"}
 
@@ -315,16 +317,17 @@ _NO_TIMES = {"rank", "node", "last to arrive", "in calls", "CPUs", "waits for a 
 #: Phases that hosts and GPUs have both.
 _ON_BOTH = ("forward", "backward", "optimizer")
 _ON_HOST = tuple(f"CPU {phase}" for phase in _ON_BOTH)
-#: Columns that are means, not medians.
-_MEANS = ("caused wait", "storage wait")
 #: A rank's caused wait is reconciled with its COST from this ratio of the two on.
 _DIFFERENT = 1.05
 #: Ranks cause the waits of the table if what they cause is at least this share of these.
 _CAUSED = 0.5
 
 
-def caption(titles: Sequence[str], report: Mapping[str, Any]) -> str:
-    """Under the table: of which steps it is, and what its columns are; empty where there is nothing to explain."""
+def caption(titles: Sequence[str], report: Mapping[str, Any], *, explain: bool = True) -> str:
+    """Under the table: of which steps it is, and what its columns are; empty where there is nothing to explain.
+
+    With ``explain`` each column, and why a rank's caused wait is not what it costs; else in three lines.
+    """
     found = report["verdicts"]
     stopped = any(one["kind"] in STOPS for one in found[:1])
     of = "before the job stopped" if stopped else "after warm-up"
@@ -335,22 +338,24 @@ def caption(titles: Sequence[str], report: Mapping[str, Any]) -> str:
     else:
         of += f", also before step {min(starts)}" if starts else ""
     cost = any(one.get("cost_ms_per_step") is not None for one in found)
-    means = [*(["COST"] if cost else []), *(title for title in _MEANS if title in titles)]
-    explained = [f"{title}: {words}" for title, words in _explained(report).items() if title in titles]
+    explained = [
+        f"{title}: {words}"
+        for title, words in _explained(report, explain).items()
+        if title in titles and (explain or title in _NOT_OBVIOUS)
+    ]
     overlap = f"Columns overlap: {'only COST is lost time' if cost else 'do not add them'}"
-    which = f" (means: {', '.join(means)})" if means else ""
-    times = [] if _NO_TIMES.issuperset(titles) else [f"ms per step, medians {of}{which}"]
+    times = [] if _NO_TIMES.issuperset(titles) else [f"ms per step, medians {of}"]
     return ". ".join([*times, *explained, *([overlap] if "wait" in titles else [])])
 
 
-def _explained(report: Mapping[str, Any]) -> dict[str, str]:
+def _explained(report: Mapping[str, Any], explain: bool) -> dict[str, str]:
     """What each column is in this table: a rank that comes late is not always who makes the others wait."""
     waits, caused = (
         [ms for ms in _of_ranks(report, name).values() if ms is not None] for name in ("wait", "caused wait")
     )
     if waits and not caused:  # stages that only send to each other
         return {**_EXPLAINED, "wait": "in receives, until another rank has sent"}
-    known = {**_EXPLAINED, "caused wait": f"{_EXPLAINED['caused wait']}{_of_cost(report)}"}
+    known = {**_EXPLAINED, "caused wait": f"{_EXPLAINED['caused wait']}{_of_cost(report) if explain else ''}"}
     if report["job"].get("exchanges"):  # reports of earlier versions do not say
         known = {title: as_exchanges(words) for title, words in known.items()}
     others = max(len(caused) - 1, 1) / max(len(caused), 1)

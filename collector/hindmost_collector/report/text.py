@@ -219,7 +219,7 @@ def _ranks(request: _Request) -> Iterator[RenderableType]:
         named = {rank for verdict in report["verdicts"] for rank in verdict["ranks"]}
         styles = ["red" if row["rank"] in named else "" for row in rows]
         yield table_of(titles, ([*map(_cell, line)] for line in cells), ("node",), styles)
-        yield paragraph(columns.caption(titles, report), "dim")
+        yield paragraph(columns.caption(titles, report, explain=request.explain), "dim")
     if left_out:
         yield Text(f"{left_out:,} more ranks are not shown: --ranks 0-{len(report['ranks']) - 1} shows all", "dim")
 

@@ -66,7 +66,7 @@ def test_the_caption_says_that_the_table_begins_before_a_verdict_does() -> None:
     """A verdict since step 27 has numbers of its own, which the medians of all steps do not repeat."""
     late = report(step_ms=2.0) | {"verdicts": [{"kind": "straggler", "since_step": 27, "cost_ms_per_step": 0.5}]}
     shown = columns.caption(["rank", "input"], late)
-    assert shown == "ms per step, medians after warm-up, also before step 27 (means: COST)"
+    assert shown == "ms per step, medians after warm-up, also before step 27"
 
 
 def test_the_length_of_a_step_is_in_the_title_and_no_column_of_one_number() -> None:
