@@ -45,7 +45,7 @@ from hindmost_judge.verdict.intermittent import cause_of, of_stalls
 from hindmost_judge.verdict.schema import LATE, QUIET, STOPS, UNSURE, Report, Verdict
 from hindmost_judge.verdict.slow_ranks import of_links, of_slowdowns
 from hindmost_judge.verdict.stops import of_mismatch, of_parted
-from hindmost_judge.verdict.whole_job import balanced, may_be_slow, saving_note, step_limit, without_others
+from hindmost_judge.verdict.whole_job import balanced, saving_note, step_limit, without_others
 from hindmost_judge.whatif import savings, waste
 from hindmost_judge.whatif.operation_graph import judge_operations
 
@@ -113,7 +113,6 @@ def _of_those_that_meet(run: Run, settings: Settings) -> Report:
     notes = [note for note in notes if not any(line.startswith(note) for one in found for line in one.evidence)]
     if blocks is not None:
         found = [_with_time(_with_loading(one, run, blocks), run, blocks) for one in found]
-    found = [replace(one, advice=tuple(wording.for_job(text, run) for text in one.advice)) for one in found]
     notes += all_slower.slowed_note(slower, found)
     notes += summary.last_rank_notes(blocks, found, notes) if blocks is not None and stop is None else []
     if blocks is not None and blocks.exchanges:
@@ -121,7 +120,7 @@ def _of_those_that_meet(run: Run, settings: Settings) -> Report:
         notes = list(map(wording.as_exchanges, notes))
     if run.incremental:
         ranks = summary.sampled_ranks(blocks)
-        return Report(job=summary.job(run, blocks), verdicts=_in_order(found), ranks=ranks, overview=seen)
+        return Report(job=summary.job(run, blocks), verdicts=_of_job(found, run), ranks=ranks, overview=seen)
     notes = [*endings.undelivered(run), *notes, *stopped.note(run, found, stalls)]
     what_if = summary.what_if(run, blocks, found)
     bound = step_limit(
@@ -132,7 +131,7 @@ def _of_those_that_meet(run: Run, settings: Settings) -> Report:
     notes += [one.note for one in aside if one.note != said and not by == one.cause == "checkpoint"]
     return Report(
         job=replace(summary.job(run, blocks), bound=bound, stalls=stalls, slowed=slower),
-        verdicts=_in_order(without_others(found, bound)),
+        verdicts=_of_job(without_others(found, bound), run),
         ranks=summary.ranks(run, blocks),
         what_if=replace(what_if, waste=waste.find(run, blocks, what_if, found, aside)),
         notes=tuple(notes),
@@ -293,14 +292,18 @@ def _in_order(found: list[Verdict]) -> tuple[Verdict, ...]:
     return tuple(found[at] for run in runs for at in sorted(run, key=lambda at: found[at].since_step or 0))
 
 
+def _of_job(found: list[Verdict], run: Run) -> tuple[Verdict, ...]:
+    """The same with the job in commands to type."""
+    return _in_order([replace(one, advice=tuple(wording.for_job(text, run) for text in one.advice)) for one in found])
+
+
 def _held_back(case: detect.Case) -> tuple[list[Verdict], list[waste.Planned], list[str]]:
     """Those found before, the verdicts on ranks that are late, and on what else makes steps longer; what stalls are
     planned; and notes."""
     run, blocks, settings = case.run, case.blocks, case.settings
-    late, notes, by_chance, planned = _late(blocks, settings, case.shared)
+    late, notes, planned = _late(blocks, settings, case.shared)
     unsure, late = ([one for one in late if (one.kind in QUIET) == quiet] for quiet in (True, False))
     others, failed = detect.run(detect.load(), replace(case, found=(*case.found, *late)))
-    others = may_be_slow(others, {int(blocks.ranks[slowdown.row]) for slowdown in by_chance})
     slow = [stopped.on(one, blocks, settings) for one in [*late, *others] if not _gone(one, run)]
     found = [*case.found, *(_at_home(one, run, blocks) for one in slow)]
     if not any(one.ranks for one in found) and case.shared is None:
@@ -310,12 +313,10 @@ def _held_back(case: detect.Case) -> tuple[list[Verdict], list[waste.Planned], l
 
 
 class _Late(NamedTuple):
-    """Verdicts on slow and on stalling ranks, each judged with the others in view; notes; slowdowns by chance; and
-    stalls that the script plans."""
+    """Verdicts on slow and on stalling ranks, each judged with the others in view; notes; stalls that are planned."""
 
     found: list[Verdict]
     notes: list[str]
-    by_chance: Sequence[Slowdown] = ()
     planned: Sequence[waste.Planned] = ()
 
 
@@ -325,9 +326,8 @@ def _late(blocks: Blocks, settings: Settings, shared: Sharing | None) -> _Late:
     timed = uneven.uncounted(blocks, settings)
     same_work = uneven.levelled(blocks, settings, timed)
     slowdowns = straggler.find(same_work, settings, shared=shared is not None)
-    by_chance: list[Slowdown] = []
     if timed is not None and shared is None:
-        slowdowns, by_chance, same_work = _uncounted(slowdowns, blocks, same_work, timed, settings)
+        slowdowns, same_work = _uncounted(slowdowns, blocks, same_work, timed, settings)
     stalls = intermittent.find(blocks, settings, slowdowns)
     slowdowns = intermittent.beyond_stalls(slowdowns, stalls, blocks, settings)
     slowdowns = slowdowns if slowdowns or stalls else straggler.of_stopped(blocks, settings)
@@ -339,14 +339,14 @@ def _late(blocks: Blocks, settings: Settings, shared: Sharing | None) -> _Late:
     own, served = _served(stalls, blocks, settings)
     if shared is not None:
         found, more = oversubscribed.on_shared_cpus(shared, found, own, blocks, settings)
-        return _Late(found, [*notes, *more], (), served)
+        return _Late(found, [*notes, *more], served)
     asking = oversubscribed.asking_most(blocks, settings) if not found else []
     if asking:
         found = [*asking, *oversubscribed.other_stalls(asking, stalls, blocks, settings)]
-        return _Late(found, notes, by_chance)
+        return _Late(found, notes)
     named_slowdowns = [slowdown for slowdown in slowdowns if slowdown.row in named]
     found += of_stalls(own, blocks, settings, slowdowns=named_slowdowns)
-    return _Late(found, notes, by_chance, served)
+    return _Late(found, notes, served)
 
 
 def _served(stalls: list[Stalls], blocks: Blocks, settings: Settings) -> tuple[list[Stalls], list[waste.Planned]]:
@@ -368,20 +368,19 @@ def _by_work(blocks: Blocks, settings: Settings) -> _Late:
     most = _RARE * len(blocks.steps)
     stalls = [one for one in intermittent.find(blocks, settings, slowdowns) if named.isdisjoint(one.rows)]
     stalls, served = _served([stall for stall in stalls if len(stall.stalled) <= most], blocks, settings)
-    return _Late([*found, *of_stalls(stalls, blocks, settings, slowdowns=slowdowns)], notes, (), served)
+    return _Late([*found, *of_stalls(stalls, blocks, settings, slowdowns=slowdowns)], notes, served)
 
 
 def _uncounted(
     slowdowns: list[Slowdown], blocks: Blocks, same_work: Blocks, timed: Floats, settings: Settings
-) -> tuple[list[Slowdown], list[Slowdown], Blocks]:
-    """Slow ranks in a job with uneven, uncounted work: the sure ones, the possible ones, and the blocks to cost the
-    former.
+) -> tuple[list[Slowdown], Blocks]:
+    """The ranks that are surely slow in a job with uneven, uncounted work, and the blocks to cost them.
 
     A rank that is late because of its host stays late without its GPU's computing.
     """
     hosts_alone = uneven.without_gpu_time(blocks, settings, timed)
     if hosts_alone is None:
-        return slowdowns, [], same_work
+        return slowdowns, same_work
     late = {slowdown.row for slowdown in slowdowns}
     # What becomes slow among few steps is smoothed away with what is usual then.
     slowdowns = [*slowdowns, *(one for one in straggler.find(blocks, settings) if one.row not in late)]
@@ -391,9 +390,7 @@ def _uncounted(
     delay, intervals = same_work.delay.copy(), same_work.intervals.copy()
     delay[rows], intervals[rows] = hosts_alone.delay[rows], hosts_alone.intervals[rows]
     found = sorted([*sure, *hosts], key=lambda one: -one.delay)
-    named = {one.row for one in found}
-    possible = [one for one in slowdowns if one.row not in named]
-    return found, possible, replace(same_work, delay=delay, intervals=intervals)
+    return found, replace(same_work, delay=delay, intervals=intervals)
 
 
 def _at_home(verdict: Verdict, run: Run, blocks: Blocks) -> Verdict:
@@ -453,7 +450,7 @@ def _despite_pauses(verdict: Verdict, planned: Sequence[waste.Planned], blocks: 
     pauses = [one.note.partition(". ")[0] for one in planned if not one.seen and one.ms_per_step >= much]
     if not pauses:
         return verdict
-    return replace(verdict, confidence=UNSURE, evidence=(*pauses, *verdict.evidence), advice=wording.TELLING)
+    return replace(verdict, confidence=UNSURE, evidence=(*pauses, *verdict.evidence), advice=wording.MORE_STEPS)
 
 
 def _nothing(run: Run, blocks: Blocks | None, settings: Settings) -> Verdict:

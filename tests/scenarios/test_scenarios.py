@@ -12,7 +12,7 @@ A scenario is a title line ``# …`` and lines of words:
     expect KIND [ranks=N[,N]] [cause=NAME] [since=STEP~TOLERANCE] [until=STEP~TOLERANCE] [cost=MS~TOLERANCE]
                                   until=-1: it held to the end
     [sure=SHARE~TOLERANCE]        is its confidence
-    [says=WORDS]                  is in its evidence; _ is a space
+    [says=WORDS] [do=WORDS]       are in its evidence, and in its advice; _ is a space
     [given=N[,N]]                 ranks fixed before: the cost is what is saved then; empty: none
     [saves=FAULT~SHARE]           in its steps it costs what is saved without this fault (1, 2 …), or without ``all``
 
@@ -42,8 +42,8 @@ def assert_matches(verdict: Verdict, line: str) -> None:
         assert list(verdict.ranks) == [int(rank) for rank in named["ranks"].split(",") if rank], verdict
     if "given" in named:
         assert list(verdict.given) == [int(rank) for rank in named["given"].split(",") if rank], verdict
-    if "says" in named:
-        assert named["says"].replace("_", " ") in "; ".join(verdict.evidence), verdict
+    for name, lines in (("says", verdict.evidence), ("do", verdict.advice)):
+        assert named.get(name, "").replace("_", " ") in "; ".join(lines), verdict
     if "cause" in named:
         assert verdict.cause == named["cause"], verdict
     until = -1 if verdict.until_step is None else verdict.until_step

@@ -18,7 +18,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import IntEnum
 from typing import NamedTuple
 
 import numpy as np
@@ -172,10 +171,7 @@ def _of_no_age(run: Run, waiting: dict[int, list[Wait]]) -> Hang | None:
 
 def of_a_moment(run: Run) -> Hang | None:
     """What others wait in and who had not entered it, however short that may have been."""
-    table = run.in_flight
-    if not rows(table):
-        return None
-    ageless = replace(run, in_flight={**table, "observed_ns": np.full(rows(table), UNMEASURED)})
+    ageless = replace(run, in_flight={**run.in_flight, "observed_ns": np.full(rows(run.in_flight), UNMEASURED)})
     return _of_no_age(ageless, _open_operations(ageless))
 
 
@@ -190,20 +186,21 @@ def _left_behind(
     node = {comm: -1 - place for place, comm in enumerate(waiting)}
     edges = [Edge(one.rank, node[comm]) for comm, waits in waiting.items() for one in waits]
     edges += [Edge(node[comm], rank) for comm, ranks in missing.items() for rank in ranks]
-    ways = {True: Way.RECEIVE, False: Way.SEND}
-    edges += [Edge(wait.rank, wait.peer, ways[wait.sends]) for wait in messages if wait.peer is not None]
+    edges += [
+        Edge(wait.rank, wait.peer, "receive" if wait.sends else "send") for wait in messages if wait.peer is not None
+    ]
     starts = {node[comm] for comm in stuck} | {wait.rank for wait in late}
-    found = walk(blocked | {*node.values()}, edges, starts)
-    if {wait.rank for wait in messages}.intersection(found.cycle):
-        return _deadlock(found.cycle, waiting, missing, messages, blocked)
-    crossed = _crossed(run, stuck, missing) if stuck and not found.roots else None
+    roots, cycle = walk(blocked | {*node.values()}, edges, starts)
+    if {wait.rank for wait in messages}.intersection(cycle):
+        return _deadlock(cycle, waiting, missing, messages, blocked)
+    crossed = _crossed(run, stuck, missing) if stuck and not roots else None
     if crossed is not None:
         return crossed
     since: dict[int, int] = {}
     held_up = [(rank, one.start) for comm, waits in waiting.items() for one in waits for rank in missing[comm]]
     for rank, start in [*held_up, *((wait.peer, wait.start) for wait in messages if wait.peer is not None)]:
         since[rank] = max(since.get(rank, 0), start)
-    culprits, unproven = _culprits(run, [*found.roots], blocked, since)
+    culprits, unproven = _culprits(run, [*roots], blocked, since)
     comm = next((comm for comm in (*stuck, *waiting) if {*missing[comm]} & {*culprits, *unproven}), None)
     if comm is None and stuck and not (culprits or unproven):
         comm = next(iter(stuck))
@@ -297,26 +294,25 @@ def _looked_at(run: Run, since: dict[int, int]) -> set[int]:
     if run.job.source != Job.source:
         return {int(rank) for rank in run.rank_states["rank"]} or known
     node = dict(zip(run.ranks["rank"].tolist(), run.ranks["node"].tolist(), strict=True))
-    heard: dict[str, int] = {}
-    for rank, time_ns in zip(run.rank_states["rank"].tolist(), run.rank_states["time_ns"].tolist(), strict=True):
-        heard[node.get(rank, "")] = max(heard.get(node.get(rank, ""), 0), time_ns)
-    code, names = codes(run.metrics["node"])
-    latest = np.zeros(len(names), np.int64)
-    np.maximum.at(latest, code, run.metrics["time_ns"])
-    words = dict(zip(names, latest.tolist(), strict=True))
-    for name in words.keys() & heard.keys():
-        heard[name] = max(heard[name], words[name])
+    heard = last_heard(run)
     heard_of = {rank for rank in known if heard.get(node.get(rank, ""), since.get(rank, 0)) >= since.get(rank, 0)}
-    return heard_of - (since.keys() - _recorded(run))
-
-
-def _recorded(run: Run) -> set[int]:
-    """Ranks whose operations with others are recorded at all.
-
-    A rank without the plugin, or without any row, may have had anything open. In a job that stopped long ago, a window
-    no longer holds collectives."""
+    # A rank without the plugin, or without any row, may have had anything open. Long after a stop a window holds no
+    # collectives any more.
     stated = np.intersect1d(run.communicators["rank"], run.rank_states["rank"])
-    return {*np.unique(run.collectives["rank"]).tolist(), *stated.tolist()}
+    return heard_of - (since.keys() - {*np.unique(run.collectives["rank"]).tolist(), *stated.tolist()})
+
+
+def last_heard(run: Run) -> dict[str, int]:
+    """When each node was heard of last, by a measurement of it or of one of its ranks, ns."""
+    on = dict(zip(run.ranks["rank"].tolist(), run.ranks["node"].tolist(), strict=True))
+    node = np.array([on.get(rank, "") for rank in run.rank_states["rank"].tolist()], np.str_)
+    heard: dict[str, int] = {}
+    for names, times in ((node, run.rank_states["time_ns"]), (run.metrics["node"], run.metrics["time_ns"])):
+        code, words = codes(names)
+        newest = np.zeros(len(words), np.int64)
+        np.maximum.at(newest, code, times)
+        heard |= {one: max(heard.get(one, 0), last) for one, last in zip(words, newest.tolist(), strict=True)}
+    return heard
 
 
 def _crossed(run: Run, stuck: dict[int, list[Wait]], missing: dict[int, list[int]]) -> Hang | None:
@@ -609,42 +605,30 @@ def _counted_apart(table: Table, indices: Array) -> bool:
 _MAX_STARTS = 64
 
 
-class Way(IntEnum):
-    """What the other side has to do: come to a collective, send, or receive."""
-
-    COME = 0
-    SEND = 1
-    RECEIVE = 2
-
-
 class Edge(NamedTuple):
-    """``waiter`` waits until ``target`` does something. Numbers below 0 are operations, all others ranks."""
+    """``waiter`` waits until ``target`` does something, ``come`` to a collective, ``send`` or ``receive``.
+
+    Numbers below 0 are operations, all others ranks.
+    """
 
     waiter: int
     target: int
-    way: Way = Way.COME
+    way: str = "come"
 
 
-@dataclass(frozen=True)
-class Walk:
-    """``roots``: ranks that wait for no other and that waiting ranks lead to, in order of rank.
-
-    ``cycle``: ranks each of which waits for the next, and the last for the first; empty where there is no deadlock.
-    """
-
-    roots: tuple[int, ...] = ()
-    cycle: tuple[int, ...] = ()
-
-
-def walk(blocked: Collection[int], edges: Iterable[Edge], starts: Collection[int] | None = None) -> Walk:
+def walk(
+    blocked: Collection[int], edges: Iterable[Edge], starts: Collection[int] | None = None
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Follow the waits of ``blocked`` nodes, of which ``edges`` are known; one without an edge waits for an unknown.
 
+    Returns the ranks that wait for no other and that waiting ranks lead to, in order; and ranks each of which waits for
+    the next, and the last for the first, empty where there is no deadlock.
     ``starts``: those that waited for too long, from which alone it is walked; all of ``blocked`` unless given.
     An operation needs all of its targets. A rank with one target needs that; one with several was waiting for some of
     them, it is not known which, so only chains of certain waits are a deadlock while any other rank is a root.
     """
     waits = set(edges)
-    met = (wait for wait in waits if wait.way == Way.SEND and Edge(wait.target, wait.waiter, Way.RECEIVE) in waits)
+    met = (wait for wait in waits if wait.way == "send" and Edge(wait.target, wait.waiter, "receive") in waits)
     meet = {(one.waiter, one.target) for one in met}
     targets: dict[int, set[int]] = {node: set() for node in blocked}
     for waiter, target, _ in waits:
@@ -655,8 +639,7 @@ def walk(blocked: Collection[int], edges: Iterable[Edge], starts: Collection[int
     certain = {node: others for node, others in targets.items() if node < 0 or len(others) == 1}
     reached = {target for others in targets.values() for target in others if target >= 0}
     roots = tuple(sorted(reached - waiters))
-    cycle = _cycle(certain) or (() if roots else _cycle(targets))
-    return Walk(roots, cycle)
+    return roots, _cycle(certain) or (() if roots else _cycle(targets))
 
 
 def _reached(starts: Collection[int], targets: Mapping[int, set[int]]) -> dict[int, set[int]]:

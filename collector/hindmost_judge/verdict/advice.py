@@ -4,7 +4,7 @@ A job without GPUs gets no advice about GPUs, one whose processes are not Python
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -121,18 +121,16 @@ def on(found: Verdict, run: Run, *, storage: bool = False, usual: float = 0.0) -
     if found.cause == "network":
         return replace(found, advice=(of_transfers(run, found.ranks),))
     if found.kind == "input_bound":
-        return replace(
-            found, advice=(f"{_LOAD_AHEAD[by_torch(run)]}, use faster storage, or copy the data to the node",)
-        )
+        ahead = f"{_LOAD_AHEAD[by_torch(run)]}, use faster storage, or copy the data to the node"
+        return replace(found, advice=(ahead,))
     if found.kind not in LATE:
         return found
     cause = ON_HOST if found.on_host else found.cause or "unknown"
     where, causes = replace(place(run, found.ranks), storage=storage), found.causes or (cause,)
     if "cpu_contention" in causes and len(found.ranks) == 1:
         where = replace(where, quota=cpu_sharing.own_quota(run, found.ranks[0]))
-    off = {}
-    if found.cause == "unknown" and found.partial == "blocked":
-        off = stacks.off_cpu(run, found.ranks[:_NAMED], found.cost_ratio or 0.0, usual)
+    blocked = found.cause == "unknown" and found.partial == "blocked"
+    off = stacks.off_cpu(run, found.ranks[:_NAMED], found.cost_ratio or 0.0, usual) if blocked else {}
     others = [rank for rank in found.ranks if rank not in off]
     do = [_see(run, rank, *seen) for rank, seen in off.items()]
     do += [of_cause(cause, place(run, others) if off else where) for cause in causes if others or not off]
@@ -141,7 +139,6 @@ def on(found: Verdict, run: Run, *, storage: bool = False, usual: float = 0.0) -
         found = replace(found, evidence=(*found.evidence[:1], *with_cause(lines, found.evidence[1:])))
     phase = "input" if found.kind == "straggler" else "checkpoint"  # perhaps, by code of its own
     marked = bool((run.steps[f"{phase}_ns"] >= 0).any() or (run.intervals["name"] == phase).any())
-    blocked = found.cause == "unknown" and found.partial == "blocked"
     saves = phase == "checkpoint" and found.cause == "compute"
     if (blocked or saves) and run.job.source == Job.source and not marked:
         perhaps = [_PERHAPS[phase]] * (phase == "checkpoint" or in_python(run))
@@ -169,19 +166,13 @@ _PERHAPS = {
 def of_cause(cause: str, at: Place) -> str:
     """What to do about ranks that are late for this cause."""
     who, single = names(at.ranks), len(at.ranks) == 1
-    if cause in ("compute", ON_HOST):
-        return _compare(at, who) if cause == "compute" else _compare_hosts(at, who)
-    if cause == "unknown":
-        return _look(at, who)
+    if cause in _BY_PLACE:
+        return _BY_PLACE[cause](at, who)
     if cause == "input":
         torch = at.framework in _TORCH
         disk = f"check the disk or mount that {who} {'reads' if single else 'read'} from{at.on} (`iostat -x 1`)"
         see = disk if at.storage else _look(at, who, " in the Dataset" * torch)
         return see + ". More DataLoader workers (num_workers) hide it" * torch
-    if cause == "cpu_contention":
-        return _free_cpus(at, who)
-    if cause == "stopped":
-        return of_stopped(at)
     words = _OF_ONE if single else _OF_SEVERAL
     return _OF_CAUSE[cause].format(who=who, on=at.on, smi=at.smi, **words)
 
@@ -195,14 +186,15 @@ def _free_cpus(at: Place, who: str) -> str:
     return f"check {bound} (`top`)" if at.runs else f"run the job again. Check {bound} (`top`)"
 
 
-def of_stopped(at: Place, *, still: bool = False) -> str:
+def of_stopped(at: Place, who: str = "", *, still: bool = False) -> str:
     """What to do about stopped processes: let those that are ``still`` stopped go on; find what stops them."""
+    who = who or names(at.ranks)
     if still and at.runs:
         pids = " ".join(map(str, at.pids)) if at.pids and len(at.nodes) == 1 else "PID"
         pronoun = "it" if len(at.ranks) == 1 else "them"
-        return f"`kill -CONT {pids}`{at.on} lets {names(at.ranks)} go on; if a debugger holds {pronoun}, detach that"
+        return f"`kill -CONT {pids}`{at.on} lets {who} go on; if a debugger holds {pronoun}, detach that"
     which = f" (PID {at.pids[0]})" if len(at.pids) == 1 == len(at.ranks) else ""
-    return f"find what stopped {names(at.ranks)}{which}{at.on}: SIGSTOP, Ctrl-Z, a debugger, cpulimit, the scheduler"
+    return f"find what stopped {who}{which}{at.on}: SIGSTOP, Ctrl-Z, a debugger, cpulimit, the scheduler"
 
 
 _OF_ONE = {"it": "it", "its": "its", "gpu": "GPU", "link": "link", "reads": "reads and writes"}
@@ -229,7 +221,6 @@ def _compare(at: Place, who: str) -> str:
 
 
 def _compare_hosts(at: Place, who: str) -> str:
-    """The same where it is the CPU that is slow, in a job that may have GPUs."""
     does = "it stays slow, see what its CPU does" if len(at.ranks) == 1 else "they stay slow, see what their CPUs do"
     run = "run" if at.runs else "in the next run, put"
     return f"{run} {who} on another core or node. If {does}{at.on}: {attach('')}"
@@ -248,11 +239,18 @@ def _look(at: Place, who: str, where: str = "") -> str:
 
 
 def _see(run: Run, rank: int, line: str, often: str) -> str:
-    """Where to look for what a rank waits for, as its stacks show."""
     at, file = place(run, (rank,)), f", stacks/{rank}.txt" if run.job.source == Job.source else ""
     return f"see what rank {rank}{at.on} {'waits' if at.runs else 'waited'} for at {line} ({often}{file})"
 
 
+#: What to do about these causes depends on where their ranks run.
+_BY_PLACE: dict[str, Callable[[Place, str], str]] = {
+    "compute": _compare,
+    ON_HOST: _compare_hosts,
+    "unknown": _look,
+    "cpu_contention": _free_cpus,
+    "stopped": of_stopped,
+}
 #: How launchers start ``total`` ranks, ``each`` on one node.
 _RANKS = {
     **dict.fromkeys(SRUN, "`srun -n {total} --ntasks-per-node={each}`"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -17,6 +16,7 @@ from hindmost_judge.detect import hang
 from hindmost_judge.encoding import codes
 from hindmost_judge.model import FINISHED, RUNNING, VANISHED, Job, Run, rows
 from hindmost_judge.settings import DEFAULT
+from hindmost_judge.verdict.advice import place
 from hindmost_judge.verdict.wording import names
 
 #: Agents check their ranks once a second: processes that vanish between two checks have no known order.
@@ -56,18 +56,13 @@ def of(run: Run, last_step: int | None = None) -> tuple[str | None, str | None]:
     elif len(first) > 1 and how.startswith(" ("):
         said.append(f"{_who(run, first)} ended alike{_after(run, first, last_step)}{how}")
     elif first:
-        said.append(f"{_who(run, first)} died first{_after(run, first, last_step)}{how}{_message(run, first)}")
+        message = last_words(run).get(first[0], (0, ""))[1].partition(": ")[2]  # of the exception by which it ended
+        said.append(f"{_who(run, first)} died first{_after(run, first, last_step)}{how}")
+        said += [f"rank {first[0]} said: {message}"] if message else []
     elif len(gone):
         said.append(f"{_who(run, gone)} were killed or crashed{how or ', order unknown'}")
     killed = _out_of_memory(run)
     return "; ".join(said + killed), None if killed or signalled or not first else _to_do(run, first, how)
-
-
-def _message(run: Run, ranks: Sequence[int]) -> str:
-    """What the exception says by which the one that died first ended."""
-    _, words = last_words(run).get(ranks[0], (0, ""))
-    message = words.partition(": ")[2]
-    return f"; rank {ranks[0]} said: {message}" if message else ""
 
 
 def _to_do(run: Run, ranks: Sequence[int], how: str) -> str:
@@ -99,10 +94,10 @@ def _silent(run: Run, at_work: Iterable[str]) -> dict[str, tuple[int, float]]:
 
     An agent that can be reached measures once more after the end. One that leaves in order may be done a moment before.
     """
-    end = run.job.ended_ns if run.job.exit_code is not None else None
+    end, heard = run.job.ended_ns if run.job.exit_code is not None else None, hang.last_heard(run)
     return {
         node: (last, 0.0 if end is None else max((end - last) / 1e9, 0.1))
-        for node, last in _last_heard(run, at_work).items()
+        for node, last in ((node, heard.get(node, 0)) for node in at_work)
         if end is None or last < end - (LOOK_NS if node in run.job.left else 0)
     }
 
@@ -117,48 +112,16 @@ def _left_at_work(run: Run) -> dict[str, list[int]]:
     return {node: sorted(ranks) for node, ranks in found.items() if node and node not in ended}
 
 
-def _last_heard(run: Run, nodes: Iterable[str]) -> dict[str, int]:
-    """When the newest measurement of each of these nodes was made, ns."""
-    states, on = run.rank_states, dict(zip(run.ranks["rank"].tolist(), run.ranks["node"].tolist(), strict=True))
-    node = np.array([on.get(rank, "") for rank in states["rank"].tolist()], np.str_)
-    heard = dict.fromkeys(nodes, 0)
-    for names_, times in ((node, states["time_ns"]), (run.metrics["node"], run.metrics["time_ns"])):
-        code, words = codes(names_)
-        newest = np.zeros(len(words), np.int64)
-        np.maximum.at(newest, code, times)
-        heard |= {one: max(heard[one], last) for one, last in zip(words, newest.tolist(), strict=True) if one in heard}
-    return heard
-
-
 def undelivered(run: Run) -> list[str]:
-    """What the recording lacks of nodes whose agents did not send their last data: a sentence a node.
-
-    A node that was lost and an agent that was killed take with them what they measured since. How many steps and calls
-    that are follows from their ranks' pace before.
-    """
+    """What the recording lacks of nodes whose agents did not send their last data: a sentence a node."""
     if run.job.source != Job.source or run.at_work:
         return []
-    at_work = _left_at_work(run)
-    return [_lost_data(run, node, at_work[node], *last) for node, last in sorted(_silent(run, at_work).items())]
-
-
-def _lost_data(run: Run, node: str, ranks: list[int], last_ns: int, seconds: float) -> str:
-    if not seconds:
-        at = datetime.fromtimestamp(last_ns / 1e9, timezone.utc)
-        return f"{node}: its last data is of {at:%H:%M:%S} UTC: what {names(ranks)} did after that is missing"
-    events = _pace(run, ranks) * seconds
-    about = f" and about {float(f'{events:.1g}'):,.0f} steps and calls of {names(ranks)}" if events >= 1 else ""
-    return (
-        f"{node}: its last data is of {seconds:.1f} s before the end of the job:"
-        f" up to {seconds:.1f} s of samples{about} are missing"
-    )
-
-
-def _pace(run: Run, ranks: Sequence[int]) -> float:
-    """Steps and calls of these ranks in a second, over all that is recorded of them."""
-    starts = [table["start_ns"][np.isin(table["rank"], ranks)] for table in (run.steps, run.collectives)]
-    known = np.concatenate(starts)
-    return float(len(known) / max(np.ptp(known) / 1e9, 1.0)) if len(known) else 0.0
+    ranks, found = _left_at_work(run), []
+    for node, (last_ns, seconds) in sorted(_silent(run, ranks).items()):
+        at = f"{datetime.fromtimestamp(last_ns / 1e9, timezone.utc):%H:%M:%S} UTC"
+        when = f"{seconds:.1f} s before the end of the job" if seconds else at
+        found.append(f"{node}: its last data is of {when}: what {names(ranks[node])} did after that is missing")
+    return found
 
 
 def _gone(run: Run) -> list[int]:
@@ -318,9 +281,7 @@ def _apart(ns: int) -> str:
 
 def _who(run: Run, ranks: Sequence[int]) -> str:
     """``rank 1 on vm``; nodes where they are few."""
-    at = np.isin(run.ranks["rank"], ranks)
-    nodes = [node for node, _ in Counter(str(node) for node in run.ranks["node"][at] if str(node)).most_common()]
-    return names(ranks) + (f" on {' and '.join(nodes)}" if 0 < len(nodes) <= 2 else "")
+    return f"{names(ranks)}{place(run, ranks).on}"
 
 
 def _after(run: Run, ranks: Sequence[int], last_step: int | None) -> str:
@@ -330,7 +291,6 @@ def _after(run: Run, ranks: Sequence[int], last_step: int | None) -> str:
 
 
 def _out_of_memory(run: Run) -> list[str]:
-    """Nodes whose kernel killed processes because memory ran out meanwhile."""
     if not rows(run.metrics):
         return []
     found = Metrics.of(run).series("hindmost_node_oom_kills_total")

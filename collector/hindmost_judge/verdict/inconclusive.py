@@ -5,13 +5,12 @@ are equally slow, each some steps ahead of its GPU. After a stall a rank comes l
 caught up; then it is another's turn. So it was in healthy jobs on 2 and 4 H200s. From durations alone, a rank computes
 longer only if it is late throughout, or if it is the only late one.
 
-Of an excerpt of a recording, findings are of the steps that were read. Where a verdict's begin or end meets unread
-steps, it lies anywhere among these. A rank that is named in no step that was read is not cleared in the others.
+Of an excerpt of a recording, findings are of the steps that were read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -31,7 +30,7 @@ from hindmost_judge.types import Array, Floats
 from hindmost_judge.verdict import missing_ranks
 from hindmost_judge.verdict.advice import by_torch, in_python
 from hindmost_judge.verdict.schema import LATE, STOPS, UNSURE, Verdict, insufficient
-from hindmost_judge.verdict.wording import ALONE, NONE_SEEN, OLDER, ONE_ANSWER, attach, ms, names, percent
+from hindmost_judge.verdict.wording import ALONE, NONE_SEEN, OLDER, ONE_ANSWER, are, attach, ms, names, percent
 from hindmost_judge.whatif import savings
 
 
@@ -47,11 +46,7 @@ def no_measure(blocks: Blocks) -> Verdict:
 def nothing_inside(blocks: Blocks) -> Verdict:
     """Steps alike long, and not a word on what is in them: that may be a wait or work."""
     own = median(blocks.self_time, axis=1)
-    least, most = int(np.argmin(own)), int(np.argmax(own))
-    took = f"all {len(own)} ranks take about {ms(float(median(own)))} per step"
-    if own[most] > 1.05 * own[least]:
-        slowest, fastest = int(blocks.ranks[most]), int(blocks.ranks[least])
-        took = f"a step takes {ms(float(own[most]))} on rank {slowest} and {ms(float(own[least]))} on rank {fastest}"
+    took = f"a step takes {ms(float(own.min()))} to {ms(float(own.max()))} on these {len(own)} ranks"
     mark = 'mark the parts of a step: `with hindmost.phase("input"):`'
     remedy = f"{mark}; `hindmost doctor` says which collectives it can see"
     return insufficient(f"{took}; no collective and no phase was seen", advice=remedy)
@@ -224,42 +219,27 @@ def hosts_unmarked(blocks: Blocks, settings: Settings) -> Verdict | None:
 
 def too_little(run: Run, blocks: Blocks | None, settings: Settings) -> Verdict:
     """Too little was seen; what is missing, and how to get it."""
-    ranks = len(blocks.ranks) if blocks is not None else rows(run.ranks)
-    count = len(blocks.steps) if blocks is not None else 0
+    ranks, own = len(blocks.ranks) if blocks is not None else rows(run.ranks), run.job.source == Job.source
     if run.job.exit_code and ranks:
-        evidence, advice = _ended_early(run, count + (blocks.warmup if blocks is not None else 0))
-        return insufficient(evidence, advice=advice)
-    if blocks is None and (unpatterned := _patternless(run, settings)) is not None:
-        return unpatterned
-    if ranks == 0 and run.job.source == Job.source:
-        seen, advice = _none_seen(run.job)
-        return insufficient(*seen, advice=advice)
-    evidence, advice = _missing_for_a_verdict(ranks, blocks, settings, run)
-    if blocks is None and ranks > 1:
-        evidence, advice = polled(run) or _of_dumps(run) or _of_ras(run) or (evidence, advice)
-    return insufficient(evidence, advice=advice)
-
-
-def _missing_for_a_verdict(ranks: int, blocks: Blocks | None, settings: Settings, run: Run) -> tuple[str, str]:
-    job = run.job
-    own = job.source == Job.source
-    if ranks < 2 and not own:
-        return _too_few_recorded(ranks, job)
-    if ranks == 1:
-        return _one_seen(blocks, run)
+        return _ended_early(run, blocks)
+    if blocks is None:
+        known = _patternless(run, settings) or (ranks > 1 and (polled(run) or _of_dumps(run) or _of_ras(run)))
+        if known:
+            return known
+    if ranks < 2:
+        return (_one_seen(blocks, run) if ranks else _none_seen(run.job)) if own else _too_few_recorded(ranks, run.job)
     if blocks is None and run.at_work and not rows(run.steps) and rows(run.collectives) < ranks * settings.min_steps:
-        return (
-            f"{ranks} ranks, no step yet",
-            f"wait for the first {settings.min_steps} steps; if none come, {_mark(run)}",
-        )
+        wait = f"wait for the first {settings.min_steps} steps; if none come, {_mark(run)}"
+        return insufficient(f"{ranks} ranks, no step yet", advice=wait)
     if blocks is None or len(blocks.steps) == 0:
         found = f"{ranks} ranks, but no step, no collective that repeats on two of them, and messages form no steps"
+        do = _mark(run) if own else "record the job with `hindmost run -- COMMAND`"
         if farm := _in_calls(run):
-            return f"{found}; {farm}", "compare the workers: the one with the least time in calls works most"
-        return found, _mark(run) if own else "record the job with `hindmost run -- COMMAND`"
+            found, do = f"{found}; {farm}", "compare the workers: the one with the least time in calls works most"
+        return insufficient(found, advice=do)
     of_which = "after warm-up" if blocks.warmup else "with start-up"
     steps = f"{_count(len(blocks.steps), 'step')} {of_which}, of {ranks} ranks: too few to judge"
-    return f"{steps}{_so_far(blocks)}", _more(settings.min_steps, job)
+    return insufficient(f"{steps}{_so_far(blocks)}", advice=_more(settings.min_steps, run.job))
 
 
 def _in_calls(run: Run) -> str:
@@ -297,20 +277,22 @@ def _more(steps: int, job: Job) -> str:
     return f"{found}: `hindmost run -- COMMAND`"
 
 
-def polled(run: Run) -> tuple[str, str] | None:
+def polled(run: Run) -> Verdict | None:
     """What was seen where nonblocking collectives of which no wait is known are all there is; ``None`` where not."""
     if run.job.source != Job.source or not rows(run.collectives) or matching.grid(run) is not None:
         return None
     code, operations = codes(run.collectives["op"])
     meets = np.array([is_synchronising(name) for name in operations], bool)[code]
     started = int(np.count_nonzero(meets & ((run.collectives["flags"] & (NONBLOCKING | ERROR)) == NONBLOCKING)))
-    if not started:
-        return None
-    calls = _count(started, "nonblocking collective call")
-    python = "with hindmost.step():"
+    calls = f"{rows(run.ranks)} ranks, {_count(started, 'nonblocking collective call')}"
+    marks = "mark iterations (`with hindmost.step():`)"
     return (
-        f"{rows(run.ranks)} ranks, {calls}, and no wait of all ranks for one: which rank waits is not known",
-        f"mark iterations (`{python}`)" if in_python(run) else "complete them by MPI_Wait or MPI_Waitall, not MPI_Test",
+        insufficient(
+            f"{calls}, and no wait of all ranks for one: which rank waits is not known",
+            advice=marks if in_python(run) else "complete them by MPI_Wait or MPI_Waitall, not MPI_Test",
+        )
+        if started
+        else None
     )
 
 
@@ -321,30 +303,24 @@ def _mark(run: Run) -> str:
     return "call the same collective in each iteration: it shows where a step ends"
 
 
-def _one_seen(blocks: Blocks | None, run: Run) -> tuple[str, str]:
-    """Why one rank is too few, and what would show the others."""
-    job = run.job
-    of_all = f" of {job.world_size}" if (job.world_size or 0) > 1 else ""
+def _one_seen(blocks: Blocks | None, run: Run) -> Verdict:
+    of_all = f" of {run.job.world_size}" if (run.job.world_size or 0) > 1 else ""
     alone = f"one rank{of_all} was seen: {ALONE}"
+    do = "see what limits it, and any settings to try: `hindmost report RUN --sections limits,advice`"
     if of_all:
-        return alone, "let the others inherit this command's environment (sudo, ssh and containers drop it)"
-    if blocks is None or len(blocks.steps) == 0:
-        return f"{alone}, and no step was recognised", f"run more than one rank; {_mark(run)}"
-    return alone, "see what limits it, and any settings to try: `hindmost report RUN --sections limits,advice`"
+        do = "let the others inherit this command's environment (sudo, ssh and containers drop it)"
+    elif blocks is None or len(blocks.steps) == 0:
+        alone, do = f"{alone}, and no step was recognised", f"run more than one rank; {_mark(run)}"
+    return insufficient(alone, advice=do)
 
 
-def _too_few_recorded(ranks: int, job: Job) -> tuple[str, str]:
-    """What is missing where the files are of one rank, or of none."""
-    if ranks == 0:
-        return (
-            f"{job.source} alone: no rank's collectives or steps",
-            "add what the ranks recorded to the folder, or record the job with `hindmost run -- COMMAND`",
-        )
+def _too_few_recorded(ranks: int, job: Job) -> Verdict:
     of_all = f" of {job.world_size}" if (job.world_size or 0) > 1 else ""
-    return (
-        f"one rank{of_all} is recorded here: {ALONE}",
-        "name the folder that holds the files of all ranks",
-    )
+    found, do = f"one rank{of_all} is recorded here: {ALONE}", "name the folder that holds the files of all ranks"
+    if ranks == 0:
+        found = f"{job.source} alone: no rank's collectives or steps"
+        do = "add what the ranks recorded to the folder, or record the job with `hindmost run -- COMMAND`"
+    return insufficient(found, advice=do)
 
 
 def _patternless(run: Run, settings: Settings) -> Verdict | None:
@@ -370,21 +346,19 @@ def _patternless(run: Run, settings: Settings) -> Verdict | None:
     return insufficient(*found, advice=remedy)
 
 
-def _of_dumps(run: Run) -> tuple[str, str] | None:
+def _of_dumps(run: Run) -> Verdict | None:
     """What dumps of the operations that were open show of a job that had not stopped; ``None`` without any."""
     if "Flight Recorder" not in (run.job.source or "") or rows(run.ranks) < 2:
         return None
-    slow = _FOR_A_SLOW_RANK
-    seen = f"the dumps of {rows(run.ranks)} ranks"
+    seen, moment = f"the dumps of {rows(run.ranks)} ranks", hang.of_a_moment(run)
     if not rows(run.in_flight):
-        return f"{seen} have no open operation: no rank waited in one then", slow
-    moment = hang.of_a_moment(run)
+        return insufficient(f"{seen} have no open operation: no rank waited in one then", advice=_FOR_A_SLOW_RANK)
     if moment is None:
-        return f"the operations open in {seen} do not show which rank is late", slow
-    who = f"{names(moment.victims)} {'is' if len(moment.victims) == 1 else 'are'} in {moment.op} number {moment.seq}"
-    return (
-        f"{who}, {names(moment.ranks)} not yet: the dumps came too soon after to call it a hang",
-        f"write the dumps again half a minute later: what is still open hangs; {slow}",
+        return insufficient(f"the operations open in {seen} do not show which rank is late", advice=_FOR_A_SLOW_RANK)
+    inside = are(moment.victims, f"is in {moment.op} number {moment.seq}")
+    return insufficient(
+        f"{inside}, {names(moment.ranks)} not yet: the dumps came too soon after to call it a hang",
+        advice=f"write the dumps again half a minute later: what is still open hangs; {_FOR_A_SLOW_RANK}",
     )
 
 
@@ -392,15 +366,15 @@ def _of_dumps(run: Run) -> tuple[str, str] | None:
 _FOR_A_SLOW_RANK = "to find a slow rank, record the job with `hindmost run -- COMMAND`"
 
 
-def _of_ras(run: Run) -> tuple[str, str] | None:
+def _of_ras(run: Run) -> Verdict | None:
     """What counts of collectives show where no rank was seen to wait; ``None`` without answers of NCCL's RAS."""
     if "NCCL RAS" not in (run.job.source or ""):
         return None
-    if ONE_ANSWER in run.notes:
-        seen = f"NCCL RAS counted the collectives of {rows(run.ranks)} ranks at one moment"
-        return seen, f"keep a second answer 2 s later: it shows whether the job hangs; {_FOR_A_SLOW_RANK}"
-    seen = f"NCCL RAS counted the collectives of {rows(run.ranks)} ranks: no rank waited from one answer to the next"
-    return seen, _FOR_A_SLOW_RANK
+    seen = f"NCCL RAS counted the collectives of {rows(run.ranks)} ranks"
+    if ONE_ANSWER not in run.notes:
+        return insufficient(f"{seen}: no rank waited from one answer to the next", advice=_FOR_A_SLOW_RANK)
+    again = f"keep a second answer 2 s later: it shows whether the job hangs; {_FOR_A_SLOW_RANK}"
+    return insufficient(f"{seen} at one moment", advice=again)
 
 
 #: What makes a process a rank.
@@ -422,60 +396,48 @@ _UNTRAINED = (
 )
 
 
-def _none_seen(job: Job) -> tuple[tuple[str, ...], str]:
+def _none_seen(job: Job) -> Verdict:
     """Why no rank was seen, as far as is known, and what helps. ``hindmost run`` alone says what the command was."""
     if job.no_ring:
-        return (f"{NONE_SEEN}: {job.no_ring}",), "make room in /dev/shm, or give the container more (--shm-size=1g)"
+        room = "make room in /dev/shm, or give the container more (--shm-size=1g)"
+        return insufficient(f"{NONE_SEEN}: {job.no_ring}", advice=room)
     if job.command is None:
-        return (
-            (NONE_SEEN,),
-            "put `hindmost run --` before the command that starts the ranks; `hindmost doctor` says what can be seen",
+        start = (
+            "put `hindmost run --` before the command that starts the ranks; `hindmost doctor` says what can be seen"
         )
+        return insufficient(NONE_SEEN, advice=start)
     if job.exit_code:
-        return (f"{NONE_SEEN} before the job {_end(job)}",), _after_end(job)
+        end, do = _failed(job)
+        return insufficient(f"{NONE_SEEN} before the job {end}", advice=do)
     isolated = None if job.entered else job_command.isolating_option(split(job.command))
     if isolated:
-        return (NONE_SEEN,), job_command.isolation_remedy(*isolated)
+        return insufficient(NONE_SEEN, advice=job_command.isolation_remedy(*isolated))
     called = (script(split(job.command)) or job.command).rpartition("/")[2]
-    seen = f"{called} ended{_after(job)}" + " without a step or a collective that is known" * job.entered
-    return (f"{NONE_SEEN}: {seen}", _LOOKED_FOR), _UNTRAINED if job.entered else _INHERIT
+    after = f" after {(job.ended_ns - job.started_ns) / 1e9:.1f} s" if job.started_ns and job.ended_ns else ""
+    seen = f"{called} ended{after}" + " without a step or a collective that is known" * job.entered
+    return insufficient(f"{NONE_SEEN}: {seen}", _LOOKED_FOR, advice=_UNTRAINED if job.entered else _INHERIT)
 
 
-def _after(job: Job) -> str:
-    """`` after 1.6 s``; empty where it is not known."""
-    return f" after {(job.ended_ns - job.started_ns) / 1e9:.1f} s" if job.started_ns and job.ended_ns else ""
-
-
-def _ended_early(run: Run, steps: int) -> tuple[str, str]:
-    """What was recorded of a job that failed, or was interrupted, before there was enough to judge.
-
-    ``steps`` are those that were recognised.
-    """
-    counted = len(np.unique(run.steps["step"])) if rows(run.steps) else steps
-    calls = rows(run.collectives)
-    found = [_count(counted, "step")] if counted else []
-    found += [_count(calls, "collective call")] if calls else []
-    recorded = " and ".join(found) or "no step and no collective"
-    ranks = rows(run.ranks)
-    why = ALONE if ranks == 1 else "too few to judge"
+def _ended_early(run: Run, blocks: Blocks | None) -> Verdict:
+    """What was recorded of a job that failed, or was interrupted, before there was enough to judge."""
+    recognised = len(blocks.steps) + blocks.warmup if blocks is not None else 0
+    counted = len(np.unique(run.steps["step"])) if rows(run.steps) else recognised
+    calls, ranks = rows(run.collectives), rows(run.ranks)
+    found = [_count(number, what) for number, what in ((counted, "step"), (calls, "collective call")) if number]
     were = "were" if len(found) > 1 or max(counted, calls) > 1 else "was"
-    return (
-        f"{recorded} of {_count(ranks, 'rank')} {were} recorded before the job {_end(run.job)}: {why}",
-        _after_end(run.job),
-    )
+    why, (end, do) = ALONE if ranks == 1 else "too few to judge", _failed(run.job)
+    recorded = f"{' and '.join(found) or 'no step and no collective'} of {_count(ranks, 'rank')} {were} recorded"
+    return insufficient(f"{recorded} before the job {end}: {why}", advice=do)
 
 
-def _end(job: Job) -> str:
-    return "was interrupted" if job.interrupted_by else "failed"
-
-
-def _after_end(job: Job) -> str:
-    """What to do about a job that failed, or was interrupted, too early."""
-    return "let the job run for longer" if job.interrupted_by else "read the job's own output"
+def _failed(job: Job) -> tuple[str, str]:
+    """How a job ended too early, and what to do about that."""
+    if job.interrupted_by:
+        return "was interrupted", "let the job run for longer"
+    return "failed", "read the job's own output"
 
 
 def _count(number: int, what: str) -> str:
-    """``1 step``, ``3 steps``."""
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
@@ -537,15 +499,18 @@ def _may_be_a_lead(one: Verdict, late: Sequence[Verdict], blocks: Blocks, throug
     """Whether what a verdict says of its ranks may be said of any rank whose host has no lead.
 
     Hosts that gather parameters launch far more than others, and are what such a job waits for at times: there one
-    rank that is late for a while is doubtful, too; so is one that seemed later by what launching alone may differ.
+    rank that is late for a while is doubtful, too; so is one most of whose delay was taken for others' lead.
     """
     if one.ranks in throughout:
         return False
-    several = len({verdict.ranks for verdict in late}) > 1
-    if several or _steps_of(blocks, one).mean() < _SELDOM:
+    if len({verdict.ranks for verdict in late}) > 1 or _steps_of(blocks, one).mean() < _SELDOM:
         return True
     gathers = blocks.joined is not None and int(blocks.joined.gathers.sum()) >= len(blocks.steps)  # in most steps
-    return _steps_of(blocks, *late).mean() < _THROUGHOUT and (gathers or _mostly_a_lead(one, blocks))
+    mostly, named = False, np.isin(blocks.ranks, one.ranks)
+    if blocks.unsure is not None:
+        left = np.maximum(or_zero(blocks.delay[named]), 0.0).mean(axis=1)
+        mostly = bool((blocks.unsure[named] >= _MOSTLY * left).any())
+    return bool(_steps_of(blocks, *late).mean() < _THROUGHOUT) and (gathers or mostly)
 
 
 def _steps_of(blocks: Blocks, *late: Verdict) -> Array:
@@ -554,15 +519,6 @@ def _steps_of(blocks: Blocks, *late: Verdict) -> Array:
     for one in late:
         mask[slice(*savings.span_of(one, blocks))] = True
     return mask
-
-
-def _mostly_a_lead(one: Verdict, blocks: Blocks) -> bool:
-    """Whether so much of what ranks seemed to be late by was taken for others' lead that the rest may be one, too."""
-    if blocks.unsure is None:
-        return False
-    named = np.isin(blocks.ranks, one.ranks)
-    left = np.maximum(or_zero(blocks.delay[named]), 0.0).mean(axis=1)
-    return bool((blocks.unsure[named] >= _MOSTLY * left).any())
 
 
 def _late_in_turn(late: Sequence[Verdict]) -> Verdict:
@@ -616,38 +572,30 @@ def with_lost_events(found: Sequence[Verdict], run: Run) -> tuple[list[Verdict],
 _NEAR = 2
 
 
-def with_unread_steps(found: Iterable[Verdict], run: Run, blocks: Blocks | None) -> list[Verdict]:
+def with_unread_steps(found: Sequence[Verdict], run: Run, blocks: Blocks | None) -> list[Verdict]:
     """The verdicts, with how far each is known; as they are where all was read."""
     if blocks is None or not len(blocks.steps):
         return list(found)
     if run.job.skipped_ns is None:
         running = run.job.source == Job.source and run.job.ended_ns is None and run.job.exit_code is None
         return [_from_the_edge(verdict, blocks) for verdict in found] if running else list(found)
-    return [
-        _balanced(verdict, run, blocks) if verdict.kind == "balanced" else _dated(verdict, run, blocks)
-        for verdict in found
-    ]
-
-
-def _balanced(one: Verdict, run: Run, blocks: Blocks) -> Verdict:
     read, every = len(blocks.steps) + blocks.warmup, run.job.steps
-    share = (
-        f"{read:,} of {every:,} steps ({percent(read / every)}) were read" if every else "a part of the steps was read"
-    )
-    return replace(one, evidence=(f"{share} and judged; the others may differ", *one.evidence))
+    share = f"{read:,} of {every:,} steps ({percent(read / every)})" if every else "some steps"
+    line = f"{share} were read and judged; the others may differ"
+    said = [(line, *one.evidence) if one.kind == "balanced" else (*one.evidence, *_dates(one, blocks)) for one in found]
+    return [replace(one, evidence=lines) for one, lines in zip(found, said, strict=True)]
 
 
-def _dated(one: Verdict, run: Run, blocks: Blocks) -> Verdict:
-    ranges = [
-        f"it {what} between steps {min(low - 1, step)} and {max(high + 1, step)}: {low} to {high} were not read"
-        for what, step in (("began", one.since_step), ("ended", one.until_step))
-        if step is not None and (gap := _unread_near(step, blocks)) is not None
-        for low, high in [gap]
-    ]
-    after = _first_unread_after(run, blocks) if one.until_step is None and one.kind not in STOPS else None
-    if after is not None:
-        ranges.append(f"steps from {after} on were not read: it may have ended there")
-    return replace(one, evidence=(*one.evidence, *ranges)) if ranges else one
+def _dates(one: Verdict, blocks: Blocks) -> Iterator[str]:
+    """Between which steps it began, and ended, where those there were not read."""
+    for what, step in (("began", one.since_step), ("ended", one.until_step)):
+        at = int(np.searchsorted(blocks.steps, step or 0))
+        near = blocks.steps[max(at - _NEAR - 1, 0) : at + _NEAR + 1]
+        gaps = np.diff(near)
+        if step and gaps.max(initial=1) > 1:
+            low, high = near[gaps.argmax()] + 1, near[gaps.argmax() + 1] - 1
+            unread = f"{low} to {high} were not read"
+            yield f"it {what} between steps {min(low - 1, step)} and {max(high + 1, step)}: {unread}"
 
 
 def _from_the_edge(one: Verdict, blocks: Blocks) -> Verdict:
@@ -658,19 +606,3 @@ def _from_the_edge(one: Verdict, blocks: Blocks) -> Verdict:
     return replace(
         one, evidence=(*one.evidence, f"{OLDER} {int(near[0])} are no longer in memory: it may have begun earlier")
     )
-
-
-def _unread_near(step: int, blocks: Blocks) -> tuple[int, int] | None:
-    """The first and last of the steps before this one that were not read, where there are any next to it."""
-    at = int(np.searchsorted(blocks.steps, step))
-    near = range(max(at - _NEAR, 1), min(at + _NEAR + 1, len(blocks.steps)))
-    gaps = [(int(blocks.steps[i - 1]) + 1, int(blocks.steps[i]) - 1) for i in near]
-    return max((gap for gap in gaps if gap[0] <= gap[1]), key=lambda gap: gap[1] - gap[0], default=None)
-
-
-def _first_unread_after(run: Run, blocks: Blocks) -> int | None:
-    """The first step behind the last one that was judged, where more of them were left out than are between two."""
-    if run.job.steps is None or not rows(run.steps):
-        return None
-    end, last = int(run.steps["step"].min()) + run.job.steps - 1, int(blocks.steps[-1])
-    return last + 1 if end - last > max(int(np.diff(blocks.steps).max(initial=1)), _NEAR) else None

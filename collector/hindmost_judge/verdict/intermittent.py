@@ -77,8 +77,9 @@ def of_stalls(
     Ranks late by ``slowdowns`` are fixed before, and so are ranks whose stalls save more: among ranks that are late in
     the same steps, fixing any one alone saves nothing.
     """
-    if any(one.widespread for one in stalls):
-        blocks = _behind_calm(blocks)
+    if any(one.widespread for one in stalls):  # against early peers; a pipeline's replay knows their median
+        delay, intervals = (behind_early_ranks(or_zero(one), blocks.cohort) for one in (blocks.delay, blocks.intervals))
+        blocks = replace(blocks, delay=delay, intervals=intervals if blocks.pipeline is None else blocks.intervals)
     left = _grouped([_Group((one,), cause_of(blocks, one, stalls, settings)) for one in stalls])
     own: Blocks = blocks
     found: list[Verdict] = []
@@ -99,12 +100,6 @@ def of_stalls(
             blocks = group.repaired(blocks)
             before = sorted({*before, *verdict.ranks})
     return found
-
-
-def _behind_calm(blocks: Blocks) -> Blocks:
-    """The same with ranks set against those of their peers that are early; a pipeline's replay knows their median."""
-    delay, intervals = (behind_early_ranks(or_zero(one), blocks.cohort) for one in (blocks.delay, blocks.intervals))
-    return replace(blocks, delay=delay, intervals=intervals if blocks.pipeline is None else blocks.intervals)
 
 
 def cause_of(blocks: Blocks, one: Stalls, stalls: list[Stalls], settings: Settings) -> Cause:

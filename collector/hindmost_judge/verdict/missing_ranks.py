@@ -1,14 +1,11 @@
 """Verdicts where a part of the ranks, or of what they did, is missing: what still holds, and what is unknown.
 
 - Some ranks sent nothing, or their files are cut: ranks judged without them are not cleared.
-- Some ranks have no collectives. Members of a communicator with such a rank leave its operations late, and nothing
-  shows that they waited; their next partners do wait for them.
+- Some ranks have no collectives: who meets them is late for others, and nothing shows that it waited.
 - Only a log of the steps was recorded. A rank may wait for others in its backward, and in the forward of a tensor- or
   pipeline-parallel job; in a launch-bound job, events around a forward time the host's launching.
-- A log has all ranks' steps, and collectives those of some: both are judged. Collectives show which of their ranks is
-  late; for the others the steps are all that is known, and clear no rank.
-- A job is so large that collectives of only some ranks are judged: witnesses from all over the job, which show what is
-  usual, and all ranks that wait least. They are a job of their own, and the steps of all ranks are judged next to it.
+- A log has all ranks' steps, and collectives those of some, or only those of some are judged in a large job: witnesses
+  from all over it, and all ranks that wait least. Both are judged; steps alone clear no rank.
 """
 
 from __future__ import annotations
@@ -27,7 +24,7 @@ from hindmost_judge.timeline.separate_jobs import run_of_ranks
 from hindmost_judge.types import Array, Floats, Ints
 from hindmost_judge.verdict.schema import CAUSES, STOPS, RankRow, Report, Verdict, insufficient
 from hindmost_judge.verdict.summary import RankRows
-from hindmost_judge.verdict.wording import ms, names, percent
+from hindmost_judge.verdict.wording import are, ms, names, percent
 from hindmost_judge.whatif import savings
 
 #: Ranks that wait at once for this share of the time wait for a missing rank. Without late ranks, transfers alone
@@ -35,8 +32,6 @@ from hindmost_judge.whatif import savings
 _TOGETHER = 0.05
 #: Where files of all ranks have so large a share of a job, it is judged by that: what ends it is no part of its steps.
 _NEARLY_ALL = 0.8
-#: Missing ranks that a remedy names.
-_NAMED = 8
 #: Verdicts that hold of the ranks that were seen, whatever the others did.
 _OF_SOME = ("straggler", "intermittent", "input_bound", "host_bound")
 #: More ranks than this no job has: whatever claims them is believed in nothing.
@@ -90,8 +85,7 @@ def ranks_without_steps(run: Run, blocks: Blocks) -> Verdict | None:
     missing = run.ranks["rank"][~np.isin(run.ranks["rank"], blocks.ranks)].tolist()
     if not missing:
         return None
-    who = names(missing) if len(missing) < _NAMED else f"{len(missing)} other ranks"
-    unknown = f"the steps of {who} are not recorded: others may wait for {_them(missing)}"
+    unknown = f"the steps of {names(missing)} are not recorded: others may wait for {_them(missing)}"
     late = f"no rank of the {len(blocks.ranks)} with steps is late; {unknown}"
     remedy = f"add the log of the steps{_of(missing)}; `hindmost run -- COMMAND` records every rank"
     return insufficient(late, advice=remedy)
@@ -106,10 +100,10 @@ def _ours(found: list[Verdict], run: Run, blocks: Blocks | None) -> list[Verdict
     certain = [verdict for verdict in found if verdict not in doubted]
     if doubted and not certain:
         late = sorted({rank for verdict in doubted for rank in verdict.ranks})
-        seem = f"{names(late)} {'looks' if len(late) == 1 else 'look'} late" if late else "transfers look slow"
+        seem = are(late, "looks late") if late else "transfers look slow"
         doubt = f"{seem}, and may have waited for {_them(missing.ranks)}"
-        advice = _doctor_remedy(missing)
-        return [replace(insufficient(without_collectives(missing), doubt, advice=advice), cause="unknown")]
+        unsure = insufficient(without_collectives(missing), doubt, advice=_doctor_remedy(missing))
+        return [replace(unsure, cause="unknown")]
     seen = rows(run.ranks) - int(np.isin(run.ranks["rank"], missing.ranks).sum())
     return [_of_those_seen(one, missing, seen) for one in certain]
 
@@ -119,23 +113,17 @@ def _of_those_seen(one: Verdict, missing: Absent, seen: int) -> Verdict:
     if one.kind != "balanced":
         known = one.kind in STOPS or one.kind == "insufficient_data"
         return one if known else replace(one, evidence=(*one.evidence, without_collectives(missing)))
-    count = len(missing.ranks)
-    others = f"{count} other ranks are" if count > 1 else "1 other rank is" if count else "others are"
-    who = f" ({names(missing.ranks)})" if 0 < count < _NAMED else ""
-    whom = "it" if count == 1 else "one of them"
-    late = f"no rank of the {seen} recorded is late, but they may wait for {whom}: {others} not recorded{who}"
-    remedy = _doctor_remedy(missing)
-    return replace(one, kind="insufficient_data", evidence=(late, *one.evidence), advice=(remedy,))
+    late = f"no rank of the {seen} recorded is late, but they may wait for {_who(missing)}, not recorded"
+    return replace(one, kind="insufficient_data", evidence=(late, *one.evidence), advice=(_doctor_remedy(missing),))
 
 
 def _are_missing(missing: Unrecorded) -> str:
-    who = names(missing.ranks) if missing.ranks else "some ranks"
-    return f"{who} {'is' if len(missing.ranks) == 1 else 'are'} missing from most of the recording"
+    who = are(missing.ranks, "is") if missing.ranks else "some ranks are"
+    return f"{who} missing from most of the recording"
 
 
 def _awaited(missing: Unrecorded) -> str:
-    who = names(missing.ranks) if len(missing.ranks) == 1 else "a missing rank"
-    share = percent(missing.together or 0.0)
+    who, share = names(missing.ranks) if len(missing.ranks) == 1 else "a missing rank", percent(missing.together or 0.0)
     return f"all recorded ranks wait at once for {share} of the time, transfers apart: likely for {who}"
 
 
@@ -144,7 +132,7 @@ def _them(ranks: Sequence[int]) -> str:
 
 
 def _of(ranks: Sequence[int]) -> str:
-    return f" of {names(ranks)}" if 0 < len(ranks) < _NAMED else " that are missing"
+    return f" of {names(ranks)}" if ranks else " that are missing"
 
 
 def _complete_files(missing: Unrecorded) -> str:
@@ -180,8 +168,11 @@ class Absent:
 def _find_unrecorded(run: Run, blocks: Blocks | None) -> Absent | None:
     """The ranks without collectives in a run; ``None`` where none is known to be missing."""
     unheard = set(run.unrecorded.ranks) if run.unrecorded is not None else set()
-    if blocks is None or blocks.joined is None:
-        return _without_collectives(run, blocks, unheard)
+    if blocks is None or blocks.joined is None:  # the others' steps are all that is known
+        if blocks is not None:
+            heard = np.concatenate([run.collectives["rank"], run.intervals["rank"], blocks.ranks])
+            unheard |= set(np.setdiff1d(run.ranks["rank"], heard).tolist())
+        return Absent(tuple(sorted(unheard))) if unheard else None
     comm, members, size = _memberships(run, blocks.ranks)
     silent = np.setdiff1d(run.ranks["rank"], blocks.ranks)
     if not unheard and not len(silent) and (members >= size).all():
@@ -196,14 +187,6 @@ def _find_unrecorded(run: Run, blocks: Blocks | None) -> Absent | None:
         unheard |= {*silent.tolist(), *run.communicators["rank"][defined].tolist()} - seen
     partners = tuple(frozenset(met) for met in short.values() if met < seen)
     return Absent(tuple(sorted(unheard)), partners) if unheard or (short and expected) else None
-
-
-def _without_collectives(run: Run, blocks: Blocks | None, unheard: set[int]) -> Absent | None:
-    """Whom nothing was recorded of, where the others' steps are all that is known."""
-    if blocks is not None:
-        heard = [run.collectives["rank"], run.intervals["rank"], blocks.ranks]
-        unheard = unheard | set(run.ranks["rank"].tolist()).difference(*(np.unique(one).tolist() for one in heard))
-    return Absent(tuple(sorted(unheard))) if unheard else None
 
 
 def _memberships(run: Run, ranks: Ints) -> tuple[Array, Ints, Ints]:
@@ -232,8 +215,8 @@ def _members_seen(run: Run) -> dict[int, set[int]]:
 
 def without_collectives(absent: Absent) -> str:
     """The ranks without any data."""
-    are = "is" if len(absent.ranks) == 1 else "are"
-    return f"{_who(absent)} {are} missing: no collective of {_them(absent.ranks)} was recorded"
+    who = are(absent.ranks, "is") if absent.ranks else "some ranks are"
+    return f"{who} missing: no collective of {_them(absent.ranks)} was recorded"
 
 
 def _doctor_remedy(absent: Absent) -> str:
@@ -359,9 +342,8 @@ def _longer(blocks: Blocks) -> list[str]:
     if not most >= _MAY_HIDE * blocks.step_ns:
         return []
     late = blocks.ranks[beyond >= _AS_LONG * most].tolist()
-    take = "takes" if len(late) == 1 else "take"
     why = "slow, or waiting in a model-parallel group, or another stage of a pipeline"
-    return [f"{names(late)} {take} up to {ms(most)} longer in forward than others: {why}"]
+    return [are(late, f"takes up to {ms(most)} longer in forward than others: {why}")]
 
 
 def _phase(blocks: Blocks, name: str) -> Floats | None:
@@ -439,7 +421,7 @@ def judged_by_witnesses(run: Run, ranks: Ints, judge: Callable[[Run], Report]) -
 
 
 def _of_these(run: Run, ranks: Ints) -> Run:
-    """What was recorded of these, as a job of its own: others are not missing in their communicators."""
+    """These as a job of its own: others are not missing in their communicators."""
     part = run_of_ranks(run, ranks)
     comm, size = np.unique(part.communicators["comm"], return_inverse=True)
     members = np.bincount(size, minlength=len(comm))

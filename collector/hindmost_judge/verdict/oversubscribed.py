@@ -151,29 +151,22 @@ def on_shared_cpus(
     how = dict.fromkeys(["CPU time"] * bool(asking) + ["time off the CPU"] * bool(by_sleep))
     sentence = f"{shared}: ranks are compared by {' and '.join(how)}, not by who arrives last"
     if not found:
-        sentence = str(shared)
         found = [_at_most(verdict, blocks, shared) for verdict in late if verdict.cause not in _SCHEDULING]
-        by_itself = {one.ranks for one in found}
-        sentence += _not_named([verdict for verdict in late if verdict.ranks not in by_itself], blocks, settings)
+        left = sorted({rank for verdict in late if verdict.cause in _SCHEDULING for rank in verdict.ranks})
+        sentence = f"{shared}: {names(left)} late, perhaps because of that" if left else str(shared)
     more = [verdict for verdict in other_stalls(found, stalls, blocks, settings) if verdict.cause not in _SCHEDULING]
     return found + [verdict for verdict in more if not _in(by_sleep, verdict.ranks)], [*notes, *hidden, sentence]
 
 
 def _bounded(one: Verdict, blocks: Blocks, shared: Sharing) -> Verdict:
-    """The verdict on ranks that need more CPU time: where no fix could save more, its cost is no least one."""
-    most = _at_most(one, blocks, shared)
-    return most if most.cost_ms_per_step != one.cost_ms_per_step else _at_least(one, blocks)
-
-
-def _at_least(one: Verdict, blocks: Blocks) -> Verdict:
-    """The verdict on ranks that need more CPU time with what a ms of it may take.
+    """The verdict on ranks that need more CPU time, at most at what any fix saves; else with what a ms of it may take.
 
     While a rank computes longer, those that wait for it may keep the CPUs busy, and so do other processes. Then each ms
     of CPU time takes as long as the others' does; else it takes a ms.
     """
-    times = cpu_sharing.cpu_pace(blocks)
-    if one.cost_is == ESTIMATE or not times >= _STRETCHED:
-        return one
+    most, times = _at_most(one, blocks, shared), cpu_sharing.cpu_pace(blocks)
+    if most is not one or one.cost_is == ESTIMATE or not times >= _STRETCHED:
+        return most
     line = f"COST is the least: on these full CPUs 1 ms of CPU time costs 1 to {times:.0f} ms"
     return replace(one, cost_is=AT_LEAST, evidence=(*one.evidence, line))
 
@@ -251,23 +244,6 @@ def _at_most(verdict: Verdict, blocks: Blocks, shared: Sharing) -> Verdict:
         return verdict
     ratio = verdict.cost_ratio * most / verdict.cost_ms_per_step
     return replace(verdict, cost_ms_per_step=most, cost_ratio=ratio)
-
-
-def _not_named(late: list[Verdict], blocks: Blocks, settings: Settings) -> str:
-    """Which of these queued for a CPU for as long as they were late, and of which ranks that is unknown.
-
-    Continues a sentence that says that ranks share CPUs."""
-    queued: set[int] = set()
-    unknown: set[int] = set()
-    for verdict in late:
-        columns = np.arange(*savings.span_of(verdict, blocks))
-        for rank in verdict.ranks:
-            row = int(np.flatnonzero(blocks.ranks == rank)[0])
-            (queued if _queued(blocks, row, columns, settings) else unknown).add(rank)
-    words = [f"{names([*queued - unknown])} late because of that"] if queued - unknown else []
-    if unknown:
-        words.append(f"{names([*unknown])} late, perhaps because of that (no other cause was measured)")
-    return f": {'; '.join(words)}" if words else ""
 
 
 def no_rank_named(

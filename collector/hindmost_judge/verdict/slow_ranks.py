@@ -255,17 +255,15 @@ def _cost(
         waited = savings.caused_more(blocks, rows, span) + held_up
         replayed = float(by_step[change.steps].mean()) + held_up
         seen = change.cost(replayed, waited, savings.others_grew(blocks, rows, span))
-        seen = max(seen, replayed) if _by_work(blocks, slowdowns[0]) else seen  # peers that became faster hide none
+        phase = slowdowns[0].phase
+        loads = (
+            phase == "input" and finds_batches(blocks.parts["input"], blocks.step_ns).any()
+        )  # not known for how long
+        seen = max(seen, replayed) if phase is not None and not loads else seen  # peers that became faster hide none
         cost *= seen / replayed if replayed > 0 else 1.0  # others may hide it in steps that cannot be compared
     estimated = wording.estimated(cost, saved, change) if blocks.evidence == NEEDS else []
     lines = estimated or wording.longer_than_replayed(change, cost)
     return cost, [*wording.held_up(held_up), *lines], ESTIMATE if estimated else None
-
-
-def _by_work(blocks: Blocks, slowdown: Slowdown) -> bool:
-    """Whether the work of all hosts in the phase is known: how long workers load what is there in time is not."""
-    loads = slowdown.phase == "input" and finds_batches(blocks.parts["input"], blocks.step_ns).any()
-    return slowdown.phase is not None and not loads
 
 
 def _ranged(slowdowns: list[Slowdown], before: list[Slowdown], blocks: Blocks) -> list[str]:

@@ -1,11 +1,8 @@
 """Verdicts on a job that stopped, or whose ranks ran different operations and went on: kind, evidence, advice.
 
-Lost contact: in a foreign recording nothing ends any more though GPUs are busy, and no dump is readable. The report
-says that the job stopped and where its ranks stood, not which rank they wait for.
-
-Stalls that ended: a job stopped for as long as a hang does, and went on. Stacks show that it was seen to stand still:
-they are taken when a job stops. Where every rank was in an operation meanwhile, none is needed. A verdict on the whole
-job does not mention such a stall, since no rank is persistently slow; the headline and the notes do.
+Lost contact: in a foreign recording nothing ends any more though GPUs are busy, and no dump is readable. No rank is
+named then. Stalls that ended: a job stopped for as long as a hang does, and went on. That is shown by stacks, which are
+taken when a job stops, or by operations that all ranks were in meanwhile.
 """
 
 from __future__ import annotations
@@ -13,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import numpy as np
 
@@ -31,7 +27,7 @@ from hindmost_judge.verdict.advice import in_python, of_stopped, place, with_gpu
 from hindmost_judge.verdict.endings import RAISED, ended_by_launcher, last_words
 from hindmost_judge.verdict.schema import Stall, Verdict, WhichOperation
 from hindmost_judge.verdict.stacks import source_line
-from hindmost_judge.verdict.wording import STALL, START_UP, attach, names, nodes_of, stopped, whole_nodes
+from hindmost_judge.verdict.wording import STALL, START_UP, are, attach, names, nodes_of, stopped, whole_nodes
 
 
 def _of_hang(stop: Hang, run: Run, blocks: Blocks | None) -> Verdict:
@@ -108,8 +104,6 @@ def of_mismatch(found: Mismatch | None, run: Run) -> list[Verdict]:
 _BUSY_METRIC = "hindmost_gpu_utilization_ratio"
 #: A GPU at work for this share of the time: waiting in a collective looks like that; one whose job is over is idle.
 _BUSY = 0.5
-#: A name where one stands alone needs so many that stand together.
-_TOGETHER = 2
 #: Most source lines reported at which ranks stand, those of most ranks first.
 _SHOWN = 8
 
@@ -128,10 +122,6 @@ def lost_contact(run: Run, step_ns: float, settings: Settings) -> tuple[list[Ver
     stood = sorted(at.items(), key=lambda one: -len(one[1]))
     if not stood:
         return [], [f"{quiet}: dumps of py-spy or of PyTorch's Flight Recorder from then would show a hang"]
-    (_, most), (line, least) = stood[0], stood[-1]
-    advice = "find the line that is no wait for others: the others wait for the ranks there"
-    if len(stood) == _TOGETHER and len(least) == 1 and len(most) >= _TOGETHER:
-        advice = f"find out what {names(least)} waits for at {line}: all others are at another line"
     steps = training(run.steps)
     verdict = Verdict(
         kind="hang",
@@ -140,10 +130,10 @@ def lost_contact(run: Run, step_ns: float, settings: Settings) -> tuple[list[Ver
         confidence=0.6,
         evidence=(
             quiet,
-            *(f"{names(ranks)} {'is' if len(ranks) == 1 else 'are'} at {line}" for line, ranks in stood[:_SHOWN]),
+            *(are(ranks, f"is at {line}") for line, ranks in stood[:_SHOWN]),
             "no readable dump shows the open operations: no rank is named",
         ),
-        advice=(advice,),
+        advice=("find the line that is no wait for others: the others wait for the ranks there",),
     )
     return [verdict], []
 
@@ -210,17 +200,17 @@ def find_ended_stalls(run: Run, blocks: Blocks | None, settings: Settings) -> tu
     long = np.flatnonzero(np.diff(moments) >= max(_STOPPED_NS, _STOPPED_STEPS * step_ns))
     halted = [at for at in np.intersect1d(gap_of, long).tolist() if during(run, *moments[at : at + 2].tolist())]
     halted = halted if len(halted) < settings.min_stalls else []  # more are a verdict's
-    seen, once = _gaps(run, moments, hang_timeout_ns, halted)
-    found = [(gap, _stall(run, gap, began)) for gap in seen]
-    start_up = [_stall_sentence(run, stall, gap, START_UP) for gap, stall in found if gap.until <= first_step]
-    found = [one for one in found if one[0].until > first_step]
-    shown = _longest([stall for _, stall in found])
-    sentences = [_stall_sentence(run, stall, gap, STALL) for gap, stall in found if stall in shown]
-    more = len(found) - len(sentences)
+    gaps = _gaps(run, moments, hang_timeout_ns, halted)
+    seen, once = ([_stall(run, gap, began) for gap in kind] for kind in gaps)
+    begin = (first_step - began) / 1e9
+    start_up = [_stall_sentence(run, stall, START_UP) for stall in seen if stall.until_s <= begin]
+    stalls = tuple(stall for stall in seen if stall.until_s > begin)
+    sentences = [_stall_sentence(run, stall, STALL) for stall in _longest(stalls)]
+    more = len(stalls) - len(sentences)
     sentences += [f"{more} more stall{'s' if more > 1 else ''}"] if more else []
-    unexplained = [_stall_words(_stall(run, gap, began)) for gap in once if gap.until > first_step]
+    unexplained = [_stall_words(stall) for stall in once if stall.until_s > begin]
     sentences += ["; ".join([f"once, cause unknown: {words[0]}", *words[1:]]) for words in unexplained]
-    return tuple(stall for _, stall in found), [*start_up, *sentences]
+    return stalls, [*start_up, *sentences]
 
 
 #: Share of a stall that others wait in one step for its rank: that wait is the stall.
@@ -262,7 +252,6 @@ def _longest(stalls: Sequence[Stall]) -> list[Stall]:
 
 
 def _advice_on_stall(stall: Stall, run: Run) -> str:
-    """What to look at: what stopped the ranks, what they share, and where one of them was."""
     if stall.stopped_s:
         return of_stopped(place(run, [int(rank) for rank in stall.stopped_s]))
     if stall.node is not None:
@@ -296,27 +285,27 @@ def _stall(run: Run, gap: _Gap, began: int) -> Stall:
     halted = during(run, gap.since, gap.until)
     if halted and not late:  # it was stopped inside the operation
         late, waiting = sorted(halted), max(waiting - len(halted), 0)
-    at = _last_readable(run, gap, late)
-    rank, text = (int(run.stacks["rank"][at]), str(run.stacks["text"][at])) if at is not None else (-1, "")
+    columns = (run.stacks[name][gap.looks].tolist() for name in ("time_ns", "rank", "text"))
+    read = [one for one in zip(*columns, strict=True) if not one[2].startswith(UNREAD)]
+    last = max([one for one in read if one[1] in late] or read, key=lambda one: (one[0], -one[1]), default=None)
     return Stall(
         since_s=(gap.since - began) / 1e9,
         until_s=(gap.until - began) / 1e9,
         ranks=tuple(late),
         waiting=waiting,
         operation=where or None,
-        line=f"rank {rank}: {source_line(text)}" if at is not None else None,
+        line=f"rank {last[1]}: {source_line(last[2])}" if last is not None else None,
         node=" and ".join(nodes_of(run, late)) or None,
         stopped_s={str(rank): seconds for rank, seconds in halted.items()},
     )
 
 
-def _stall_sentence(run: Run, stall: Stall, gap: _Gap, kind: str) -> str:
-    nodes = whole_nodes(run, stall.ranks) if stall.ranks else []
-    return "; ".join([kind + "; ".join(_stall_words(stall)), *nodes, *_stood(run, gap, list(stall.ranks))])
+def _stall_sentence(run: Run, stall: Stall, kind: str) -> str:
+    stood = [stall.line.replace(": ", " was at ", 1)] if stall.line is not None else []
+    return "; ".join([kind + "; ".join(_stall_words(stall)), *whole_nodes(run, stall.ranks), *stood])
 
 
 def _stall_words(stall: Stall) -> list[str]:
-    """When nothing moved, and who waited for whom."""
     when = f"{_seconds(stall):.1f} s without progress, from {stall.since_s:.1f} s after the job's start"
     found = [stopped(dict.fromkeys(map(int, stall.stopped_s), 0.0))] if stall.stopped_s else []
     if not stall.waiting:
@@ -341,27 +330,6 @@ def _waited_for(run: Run, stall: _Gap) -> tuple[list[int], int, str]:
     return late, len(waiting), f"{table['op'][first]} number {table['seq'][first]}"
 
 
-def _last_readable(run: Run, gap: _Gap, late: list[int]) -> int | None:
-    """The row of the last readable observation of one of these, else of any; each rank's last one is kept."""
-    stacks = run.stacks
-    read = [at for at in gap.looks.tolist() if not str(stacks["text"][at]).startswith(UNREAD)]
-    of_late = [at for at in read if stacks["rank"][at] in late]
-    return max(of_late or read, key=lambda one: (stacks["time_ns"][one], -stacks["rank"][one]), default=None)
-
-
-def _stood(run: Run, gap: _Gap, late: list[int]) -> list[str]:
-    """Where one of these was, else any, and which file still has it."""
-    stacks, at = run.stacks, _last_readable(run, gap, late)
-    if at is None:
-        return []
-    rank = int(stacks["rank"][at])
-    found = [f"rank {rank} was at {source_line(str(stacks['text'][at]))}"]
-    last = stacks["time_ns"][at] == stacks["time_ns"][stacks["rank"] == rank].max()
-    if last and run.job.source == Job.source:
-        found.append(f"its threads are in stacks/{rank}.txt of the run directory")
-    return found
-
-
 #: Ranks of which evidence says what each does.
 _RANKS = 8
 #: Operations that ranks are in where one branch of the script explains them.
@@ -370,47 +338,45 @@ _SIDES = 2
 
 def _hang_evidence(stop: Hang, run: Run) -> list[str]:
     """Evidence for a stop, first who waits for whom in what."""
-    where = f"{stop.op} number {stop.seq}" if stop.seq >= 0 else _call(stop.op, run)
     group = f"communicator {stop.comm:#x}"
     if not stop.seen:
+        where = f"{stop.op} number {stop.seq}" if stop.seq >= 0 else _call(stop.op, run)
         return [
             f"no progress for {stop.waited_ns / 1e9:.1f} s before a signal ended the job",
             f"the last operation was {where} of {group}; which were open then was not recorded",
         ]
     stacks = _stacks_of(run)
+    at = {rank: _standing(stacks[rank]) for rank in stop.ranks if rank in stacks}
+    which = f"that {stop.op} is number {stop.seq}" if stop.seq >= 0 else "the operation is"
+    number = [] if stop.waits else [WhichOperation(f"{which} of {group}")]
     if stop.deadlock:
-        at = _of_each({rank: _standing(stacks[rank]) for rank in stop.ranks if rank in stacks})
+        others = [are(stop.victims, "waits for them")] if stop.victims else []
         return [
-            f"deadlock: {_waits(stop, run)}",
-            *([", ".join(at)] if at else []),
-            *_for_long(stop, run),
+            f"deadlock: {_waits(stop.waits, run)}",
+            *([", ".join(_of_each(at))] if at else []),
+            *others,
             *_end(run, stop),
         ]
     if stop.kind == "desync":
         called = {rank: _called_from(rank, stop, run) for rank in sorted(stop.doing)}
-        found = _of_each(
-            {rank: _did(f"entered {stop.doing[rank]} there{line}") for rank, line in called.items() if line}
-        )
-        inside = "" if stop.waits else stop.op
-        number = [] if stop.waits else [WhichOperation(f"that {stop.op} is number {stop.seq} of {group}")]
+        found = _of_each({rank: f"entered {stop.doing[rank]} there{line}" for rank, line in called.items() if line})
         places = [] if found else _places(stop, run)
-        found = [_instead(stop, run), *found, *_of_messages(stop, run), *places, _waited(stop, run, inside)]
-        return [*(found if stop.ranks else [*found, *_either(stop, run)]), *number]
+        waited = _waited(stop, run, "" if stop.waits else stop.op)
+        messages = [wait for wait in stop.waits if wait.seq < 0]  # whom they wait for that are in no collective
+        found = [_instead(stop, run), *found, *([_waits(messages, run)] if messages else []), *places, waited]
+        return [*found, *([] if stop.ranks else _either(stop, run)), *number]
     waited, seconds = _waited(stop, run, stop.op if stop.seq >= 0 else ""), _stopped_meanwhile(stop, run)
-    found = [f"{_waits(stop, run)}; {waited}" if stop.waits else f"{waited}{_absent(stop, run)}"]
+    found = [f"{_waits(stop.waits, run)}; {waited}" if stop.waits else f"{waited}{_absent(stop, run)}"]
     if seconds and seconds.keys() >= set(stop.ranks):
         found = [f"{stopped(seconds)}; {waited}"]
     elif seconds:
         found.append(stopped(seconds))
-    said = {rank: _did(words) for rank, (_, words) in last_words(run).items() if rank in stop.ranks}
+    said = {rank: words for rank, (_, words) in last_words(run).items() if rank in stop.ranks}
     doing = {rank: _is_in(name, run) for rank, name in sorted(stop.doing.items())}
     left = {rank: words for rank, words in doing.items() if stop.doing[rank] == _FINALIZE and rank not in said}
     ended = _of_each(said, "raised an exception or called MPI_Abort")
     found = [*ended, *_of_each(left), *found, *_of_each({rank: doing[rank] for rank in doing if rank not in left})]
-    found += _of_each(_gone(stop, run))
-    found += _of_each({rank: _standing(stacks[rank]) for rank in stop.ranks if rank in stacks and rank not in said})
-    which = f"that {stop.op} is number {stop.seq}" if stop.seq >= 0 else "the operation is"
-    number = [] if stop.waits else [WhichOperation(f"{which} of {group}")]
+    found += [*_of_each(_gone(stop, run)), *_of_each({rank: at[rank] for rank in at if rank not in said})]
     return [*found, *_end(run, stop), *number, *whole_nodes(run, stop.ranks)]
 
 
@@ -426,35 +392,22 @@ _MPI = {
 }
 
 
-class _Does(NamedTuple):
-    """What is said of one rank, and of several."""
-
-    one: str
-    several: str
-
-
-def _did(words: str) -> _Does:
-    return _Does(words, words)
-
-
-def _is_in(op: str, run: Run) -> _Does:
+def _is_in(op: str, run: Run) -> str:
     call = _call(op, run)
-    if op != _FINALIZE or call == op:
-        return _Does(f"is in {call}", f"are in {call}")
-    return _Does(f"is in {call}: it has left its loop", f"are in {call}: they have left their loops")
+    return f"is in {call}: the loop is over" if op == _FINALIZE != call else f"is in {call}"
 
 
-def _of_each(said: Mapping[int, _Does], rest: str = "") -> list[str]:
+def _of_each(said: Mapping[int, str], rest: str = "") -> list[str]:
     """``rank 1 is at train.py:49``, ``ranks 2 and 3 are at train.py:64``: what each rank does, those alike together.
 
     At most ``_RANKS`` sentences, and one that counts the ranks that these leave out.
     """
-    alike: dict[_Does, list[int]] = {}
+    alike: dict[str, list[int]] = {}
     for rank, words in said.items():
         alike.setdefault(words, []).append(rank)
     shown = list(alike.items())[:_RANKS]
     left_out = len(said) - sum(len(ranks) for _, ranks in shown)
-    found = [f"{names(ranks)} {words.one if len(ranks) == 1 else words.several}" for words, ranks in shown]
+    found = [are(ranks, words) for words, ranks in shown]
     rest = rest or f"{'is' if left_out == 1 else 'are'} not listed"
     return [*found, f"{left_out:,} more rank{'s' * (left_out > 1)} {rest}"] if left_out else found
 
@@ -469,29 +422,15 @@ def _with_mpi(run: Run) -> bool:
     return any(str(name).startswith("MPI_COMM") for name in run.communicators["name"].tolist())
 
 
-def _waits(stop: Hang, run: Run) -> str:
+def _waits(waits: Sequence[hang.Wait], run: Run) -> str:
     """``rank 0 waits for rank 1 in MPI_Recv, rank 1 waits for rank 0 in MPI_Recv``."""
     said = []
-    for wait in stop.waits[:_RANKS]:
+    for wait in waits[:_RANKS]:
         whom = "for an unknown rank" if wait.peer is None else f"for rank {wait.peer}"
         what = f"{wait.op} number {wait.seq}" if wait.seq >= 0 else _call(wait.op, run)
         said.append(f"rank {wait.rank} waits {whom} in {what}")
-    more = len(stop.waits) - len(said)
+    more = len(waits) - len(said)
     return ", ".join(said) + (f", and {more} more" if more else "")
-
-
-def _of_messages(stop: Hang, run: Run) -> list[str]:
-    """Whom ranks wait for that took another way than those in a collective."""
-    messages = replace(stop, waits=tuple(wait for wait in stop.waits if wait.seq < 0))
-    return [_waits(messages, run)] if messages.waits else []
-
-
-def _for_long(stop: Hang, run: Run) -> list[str]:
-    """For how long ranks have waited for each other, and who waits for them."""
-    others = [f"{names(stop.victims)} {'waits' if len(stop.victims) == 1 else 'wait'} for them"] if stop.victims else []
-    if stop.waited_ns < 0:
-        return others
-    return [f"they {'have ' if run.at_work else ''}waited {stop.waited_ns / 1e9:.1f} s", *others]
 
 
 def _places(stop: Hang, run: Run) -> list[str]:
@@ -543,7 +482,7 @@ def _stopped_meanwhile(stop: Hang, run: Run) -> dict[int, float]:
 def _either(stop: Hang, run: Run) -> list[str]:
     """What is known where as many ranks entered one operation as the other."""
     others = [(rank, _called_from(rank, stop, run)) for rank in stop.victims if rank not in stop.doing]
-    known = {rank: _did(f"entered {stop.op}{called}") for rank, called in others if called}
+    known = {rank: f"entered {stop.op}{called}" for rank, called in others if called}
     return [*_of_each(known), "which of them took the wrong branch is not known"]
 
 
@@ -556,16 +495,11 @@ def _called_from(rank: int, stop: Hang, run: Run) -> str:
 
 
 def _waited(stop: Hang, run: Run, where: str) -> str:
-    """That the others waited; ``where``: in what, or nothing. How long stands in COST; here where that does not know.
-
-    Of a job at work COST alone has the time: it counts on.
-    """
+    """That the others waited; ``where``: in what, or nothing. For how long, where COST does not say it."""
     one, inside = len(stop.victims) == 1, f" in {where}" if where else ""
     waited = "1 rank" if one else f"{len(stop.victims) or ''} ranks".lstrip()
-    if run.at_work:
-        return f"{waited} {'waits' if one else 'wait'}{inside}"
-    if stop.waited_ns < 0:
-        return f"{waited} {'waits' if one else 'wait'}{inside} (time not recorded)"
+    if run.at_work or stop.waited_ns < 0:  # COST counts on
+        return f"{waited} {'waits' if one else 'wait'}{inside}{'' if run.at_work else ' (time not recorded)'}"
     if where and hang.waits_of(run, stop.victims)[0] >= 0:
         return f"{waited} waited{inside}"
     most = "at least " if _cut_off(run) else "" if one else "up to "
@@ -578,16 +512,9 @@ def _cut_off(run: Run) -> bool:
 
 
 def _end(run: Run, stop: Hang) -> list[str]:
-    """What ended a wait that had no end of its own, in a job that is over."""
-    if run.at_work or stop.waited_ns < 0:
-        return []
-    if _cut_off(run):
-        return ["the wait is as long as the recording; a time-out may have ended it"]
-    if run.job.interrupted_by:
-        return [f"the wait ended when {run.job.interrupted_by} ended the job"]
-    if run.killed_by is not None:
-        return ["the wait ended when a signal ended the job"]
-    return ["the wait ended with the job, as after a time-out" if run.job.exit_code else "the wait ended with the job"]
+    """That a wait may have been longer than what is recorded of it."""
+    cut = stop.waited_ns >= 0 and _cut_off(run)
+    return ["the wait is as long as the recording; a time-out may have ended it"] if cut else []
 
 
 def _absent(stop: Hang, run: Run) -> str:
@@ -599,14 +526,10 @@ def _absent(stop: Hang, run: Run) -> str:
     return f"; all others entered it; {silent}" if stop.ranks else f"; {silent}: which of them is late is not known"
 
 
-_GONE = {
-    FINISHED: _Does("has finished", "have finished"),
-    VANISHED: _Does("is gone: its process ended", "are gone: their processes ended"),
-}
+_GONE = {FINISHED: "has finished", VANISHED: "is gone (process ended)"}
 
 
-def _gone(stop: Hang, run: Run) -> dict[int, _Does]:
-    """Culprits that were gone while the others still waited, and how."""
+def _gone(stop: Hang, run: Run) -> dict[int, str]:
     seen, ended = run.in_flight["observed_ns"].max(initial=0), ended_by_launcher(run)
     columns = (run.rank_states[name].tolist() for name in ("rank", "life", "time_ns"))
     return {
@@ -616,16 +539,14 @@ def _gone(stop: Hang, run: Run) -> dict[int, _Does]:
     }
 
 
-def _standing(stack: str) -> _Does:
+def _standing(stack: str) -> str:
     """Where a rank is, or why that is unknown; of one known by its dump, from where it called what it did last."""
     if stack.startswith(UNREAD):
-        why = stack.partition(": ")[2].partition("\n")[0]
-        return _Does(f"has no readable stack: {why}", f"have no readable stack: {why}")
+        return f"has no readable stack: {stack.partition(': ')[2].partition(chr(10))[0]}"
     called = _CALLED.match(stack)
     if called is not None:
-        return _did(f"ran {called[1]} last, called from {source_line(stack)}")
-    line = source_line(stack)
-    return _Does(f"is at {line}", f"are at {line}")
+        return f"ran {called[1]} last, called from {source_line(stack)}"
+    return f"is at {source_line(stack)}"
 
 
 #: The first line of the call that a Flight Recorder dump tells, in place of a stack.
@@ -638,46 +559,41 @@ def _stacks_of(run: Run) -> dict[int, str]:
     return {rank: text for rank, text in found if not text.startswith(UNREAD) or in_python(run)}
 
 
+#: How to confirm a wait of unknown length, by what recorded it.
+_CONFIRMS = {
+    "Flight Recorder": "write the dumps again: what is still open hangs",
+    "NCCL RAS": "ask RAS again (`ncclras`): a job whose counts stay the same hangs",
+}
+
+
 def _hang_advice(stop: Hang, run: Run) -> list[str]:
     """What to do about a stop: of a job that runs its processes can still be looked at."""
+    who = names(stop.ranks) if stop.ranks else ""
     if stop.deadlock or stop.kind == "desync":
-        if stop.deadlock:
-            branch = f"let one of {names(stop.ranks)} send before it receives, or use nonblocking calls for both"
-        else:
-            branch = _branch_of(stop.ranks if sum(map(len, _groups(stop, run))) <= _SIDES else ())
-        return [branch]
-    if not stop.ranks:
+        branch = _branch_of(stop.ranks if sum(map(len, _groups(stop, run))) <= _SIDES else ())
+        messages = f"let one of {who} send before it receives, or use nonblocking calls for both"
+        return [messages if stop.deadlock else branch]
+    if not who:
         return [_advice_on_all(stop, run)]
-    who = names(stop.ranks)
     raised = [rank for rank, (_, words) in last_words(run).items() if rank in stop.ranks and words.startswith(RAISED)]
     if raised:
         ends = "; with `python -m mpi4py` before the script, an exception ends the job" if _with_mpi(run) else ""
         return [f"read the traceback that {names(raised)} printed{ends}"]
-    look = _look(stop, run)
-    there = f"on the node{'' if len(stop.ranks) == 1 else 's'}"
-    gone = f", and whether {'it was' if len(stop.ranks) == 1 else 'they were'} gone"
-    seconds = _stopped_meanwhile(stop, run)
+    seconds, at = _stopped_meanwhile(stop, run), place(run, stop.ranks)
     if seconds and seconds.keys() >= set(stop.ranks):
-        return [of_stopped(place(run, stop.ranks), still=True)]
+        return [of_stopped(at, still=True)]
+    look = _look(stop, run)
     if run.at_work:
-        at, command = place(run, stop.ranks), f"{attach()} {there} of {who}"
+        command = f"{attach()} on the node{'s' * (len(stop.ranks) > 1)} of {who}"
         if len(at.pids) == len(at.nodes) == 1:
             command = f"`hindmost attach --stacks --pid {at.pids[0]}`{at.on}"
         return [*look, f"before you cancel the job: {command}"]
-    found = look or [f"see what {who} printed last{gone if stop.unproven else ''}"]
-    return [*found, *_confirmation(run)] if stop.waited_ns < 0 else found
-
-
-def _confirmation(run: Run) -> list[str]:
-    """How to confirm a wait of unknown length, in the words of what recorded it."""
-    source = run.job.source or ""
-    if "Flight Recorder" in source:
-        return ["write the dumps again: what is still open hangs"]
-    return ["ask RAS again (`ncclras`): a job whose counts stay the same hangs"] if "NCCL RAS" in source else []
+    gone = f", and whether {'it was' if len(stop.ranks) == 1 else 'they were'} gone" if stop.unproven else ""
+    confirms = [text for name, text in _CONFIRMS.items() if name in run.job.source] if stop.waited_ns < 0 else []
+    return [*(look or [f"see what {who} printed last{gone}"]), *confirms]
 
 
 def _branch_of(ranks: tuple[int, ...]) -> str:
-    """What to do where these ranks, or unknown ones, ran another operation than the rest."""
     who = f"{names(ranks)} took and the others did not" if ranks else "only some ranks took"
     return f"find the branch in the code that {who}"
 
@@ -700,7 +616,6 @@ def _advice_on_all(stop: Hang, run: Run) -> str:
 
 
 def _look(stop: Hang, run: Run) -> list[str]:
-    """The line at which a culprit was, and where the rest of its stack is."""
     stacks = _stacks_of(run)
     known = [rank for rank in stop.ranks if not stacks.get(rank, UNREAD).startswith(UNREAD)]
     lines = {rank: source_line(stacks[rank]) for rank in known if not _CALLED.match(stacks[rank])}
@@ -708,11 +623,6 @@ def _look(stop: Hang, run: Run) -> list[str]:
         return []
     rank, line = next(iter(lines.items()))
     stack = f"; its stack is in stacks/{rank}.txt of the run directory" if run.job.source == Job.source else ""
-    waits = "waits" if run.at_work else "waited"
-    return [f"see what {_whereabouts(run, rank)} {waits} for at {line}{stack}"]
-
-
-def _whereabouts(run: Run, rank: int) -> str:
-    """``rank 1 (PID 4711) on vm``, as far as known."""
     at = place(run, [rank])
-    return f"rank {rank} (PID {at.pids[0]}){at.on}" if at.pids else f"rank {rank}{at.on}"
+    who = f"rank {rank}{f' (PID {at.pids[0]})' if at.pids else ''}{at.on}"
+    return [f"see what {who} {'waits' if run.at_work else 'waited'} for at {line}{stack}"]

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, overload
 
 import numpy as np
@@ -87,14 +86,8 @@ def ranks(run: Run, blocks: Blocks | None) -> RankRows:
 
 def _texts(run: Run, seen: Ints, column: str) -> list[str | None]:
     """[N] what the table of ranks says last of each; ``None`` where it says nothing."""
-    order = np.argsort(run.ranks["rank"], kind="stable")
-    known = run.ranks["rank"][order]
-    place = np.searchsorted(known, seen, side="right") - 1
-    there = np.flatnonzero((place >= 0) & np.isin(seen, known))
-    found: list[str | None] = [None] * len(seen)
-    for which, text in zip(there.tolist(), run.ranks[column][order[place[there]]].tolist(), strict=True):
-        found[which] = str(text) or None
-    return found
+    known = dict(zip(run.ranks["rank"].tolist(), run.ranks[column].tolist(), strict=True))
+    return [str(known.get(rank, "")) or None for rank in seen.tolist()]
 
 
 #: Most ranks that an incremental evaluation describes: enough for their typical values.
@@ -285,10 +278,7 @@ class RankRows(PlainRows):
     @overload
     def __getitem__(self, index: slice) -> tuple[RankRow, ...]: ...
     def __getitem__(self, index: int | slice) -> RankRow | tuple[RankRow, ...]:
-        chosen = range(len(self))[index]
-        if isinstance(chosen, range):
-            return tuple(RankRow(**row) for row in self._plain(chosen))
-        return RankRow(**self._plain(range(chosen, chosen + 1))[0])
+        return tuple(self)[index]
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and tuple(self) == tuple(other)
@@ -300,29 +290,15 @@ class RankRows(PlainRows):
 
     def plain(self) -> list[dict[str, Any]]:
         """A row each in the order of :class:`RankRow`'s fields; what is no number, or no finite one, is ``None``."""
-        return self._plain(range(len(self)))
-
-    def _plain(self, places: range) -> list[dict[str, Any]]:
-        chosen = np.array(places, np.int64)
-        ranks = self.ranks[chosen].tolist()
+        ranks = self.ranks.tolist()
         phases: list[Any] = [self.logged.get(rank, {}) for rank in ranks]
-        if self.phases:
-            known = [(at, self._judged_at[place]) for at, place in enumerate(places) if place in self._judged_at]
-            of = np.array([row for _, row in known], np.int64)
-            measured = by_row({name: values[of] for name, values in self.phases.items()})
-            for (at, _), row in zip(known, measured, strict=True):
-                phases[at] = row
-        texts = {name: [values[place] for place in places] for name, values in self.texts.items()}
-        figures = {name: _finite(values[chosen]) for name, values in self.figures.items()}
-        columns = {"rank": ranks, **texts, "phases_ms": phases, **figures}
-        unknown: list[None] = [None] * len(places)
+        for place, row in zip(self.judged.tolist(), by_row(self.phases), strict=False):
+            phases[place] = row
+        figures = {name: _finite(values) for name, values in self.figures.items()}
+        columns = {"rank": ranks, **self.texts, "phases_ms": phases, **figures}
+        unknown: list[None] = [None] * len(ranks)
         fields = {one.name: columns.get(one.name, unknown) for one in dataclasses.fields(RankRow)}
         return [dict(zip(fields, row, strict=True)) for row in zip(*fields.values(), strict=True)]
-
-    @cached_property
-    def _judged_at(self) -> dict[int, int]:
-        """Which of the [M] rows of ``phases`` is of which place."""
-        return {place: row for row, place in enumerate(self.judged.tolist())}
 
 
 def by_row(columns: Mapping[str, Floats]) -> list[dict[str, float | None]]:

@@ -5,7 +5,7 @@ And what limits the typical step of a job.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -51,9 +51,9 @@ def balanced(
 
     ``queued``: the rank that is waited for most was seen to wait for a CPU for as long as it was late.
     """
-    evidence, sure = wording.balanced(blocks, wasted, settings.effect(len(blocks.ranks)), needs, queued=queued)
-    confidence = float(np.clip(1.0 - 1.0 / np.sqrt(len(blocks.steps) + 1), 0.55, 0.99)) if sure else UNSURE
-    return Verdict("balanced", confidence=confidence, evidence=tuple(evidence), advice=() if sure else wording.TELLING)
+    evidence, advice = wording.balanced(blocks, wasted, settings.effect(len(blocks.ranks)), needs, queued=queued)
+    confidence = UNSURE if advice else float(np.clip(1.0 - 1.0 / np.sqrt(len(blocks.steps) + 1), 0.55, 0.99))
+    return Verdict("balanced", confidence=confidence, evidence=tuple(evidence), advice=advice)
 
 
 def of_uneven(blocks: Blocks, cost: float, explained: float, swing: float, *, counted: bool) -> list[Verdict]:
@@ -81,19 +81,6 @@ def of_uneven(blocks: Blocks, cost: float, explained: float, swing: float, *, co
             evidence=tuple(evidence),
             advice=("give ranks batches of equal size: sort or pack by length, or balance tokens, not samples",),
         )
-    ]
-
-
-def may_be_slow(found: Sequence[Verdict], ranks: Collection[int]) -> list[Verdict]:
-    """These; the one on uneven work also lists the ranks that take longer by what may be chance."""
-    if not ranks:
-        return list(found)
-    take = "takes" if len(ranks) == 1 else "take"
-    longer = f"{names(sorted(ranks))} {take} longer on the whole: slow, or given longer batches by chance"
-    uneven = [verdict.kind == "uneven_workload" and not verdict.ranks for verdict in found]
-    return [
-        replace(one, evidence=(*one.evidence, longer)) if hedged else one
-        for one, hedged in zip(found, uneven, strict=True)
     ]
 
 
@@ -287,10 +274,9 @@ def step_limit(
 
     ``unknown`` where what was measured shows none; ``None`` if nothing was measured.
 
-    Input and hosts have their own verdicts. Exposed transfers show in the time of collectives. For busy GPUs, the use
-    of their memory shows what limits the kernels: NVIDIA's GPU performance monitor reports it (Hopper and later). NVML
-    alone has the share of time in which memory was touched at all, which is more than the share of the peak bandwidth.
-    That can show that memory is not the limit, and never that it is. The memory bandwidth of CPUs is not sampled.
+    For busy GPUs, the use of their memory shows what limits the kernels: NVIDIA's GPU performance monitor reports it
+    (Hopper and later). NVML alone has the share of time in which memory was touched at all, which can show that memory
+    is not the limit, and never that it is. The memory bandwidth of CPUs is not sampled.
     """
     if blocks is None or len(blocks.steps) < settings.min_steps or not blocks.step_ns > 0:
         return None
@@ -317,7 +303,7 @@ def without_others(found: Sequence[Verdict], bound: StepLimit | None) -> list[Ve
     """The verdicts; more steps show no slow rank where other processes that limit the job delay any of them."""
     others = bound is not None and wording.OTHERS_USE in bound.evidence
     return [
-        replace(one, advice=wording.WITHOUT_OTHERS) if others and one.advice == wording.TELLING else one
+        replace(one, advice=wording.WITHOUT_OTHERS) if others and wording.MORE_STEPS[0] in "".join(one.advice) else one
         for one in found
     ]
 

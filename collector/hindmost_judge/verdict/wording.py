@@ -14,7 +14,7 @@ from hindmost_judge.causes.table import FILES, MEASURES, NOW_AND_THEN, OFF, Caus
 from hindmost_judge.model import OTHER, Job, Run
 from hindmost_judge.stats import recurring_events
 from hindmost_judge.stats.robust import average, mean, median, or_zero
-from hindmost_judge.types import Array, Floats
+from hindmost_judge.types import Array
 from hindmost_judge.usage import CpuUse, used_by_others
 from hindmost_judge.whatif.savings import StepTimeChange
 
@@ -89,12 +89,13 @@ def names(ranks: Sequence[int]) -> str:
     return f"rank{'s' * (len(ranks) != 1)} {', '.join(first)}{' and ' * bool(first)}{last}"
 
 
-def _level(mine: float, each: Sequence[float]) -> str:
-    """``13.0 to 30.0 ms`` where ranks are unlike, else what is typical of them."""
-    if len(each) < 2 or max(each) <= _LIKE * min(each):
-        return ms(mine)
-    least, most = ms(min(each)), ms(max(each))
-    return f"{least.removesuffix(' ms') if most.endswith(' ms') else least} to {most}"
+_OF_SEVERAL = {"is": "are", "has": "have", "waits": "wait", "takes": "take", "looks": "look", "stalls": "stall"}
+
+
+def are(ranks: Sequence[int], does: str) -> str:
+    """``rank 2 waits for input``, ``ranks 2 and 5 wait for input``: what one ``does``, of as many as there are."""
+    verb, blank, what = does.partition(" ")
+    return f"{names(ranks)} {verb if len(ranks) == 1 else _OF_SEVERAL.get(verb, verb)}{blank}{what}"
 
 
 def percent(share: float) -> str:
@@ -102,15 +103,9 @@ def percent(share: float) -> str:
     return f"{100 * share:.{1 if 0 < abs(share) < 0.0995 else 0}f} %"
 
 
-#: A mean of ranks stands for each of them where the largest is at most this many times the smallest.
-_LIKE = 2.0
-
-
-def against(what: str, who: str, mine: float, theirs: float, each: Sequence[float] = ()) -> str:
-    """``input: rank 2 6.0 ms, others 1.9 ms``: a rank, or several, against the cohort; ns a step.
-
-    Of several that are unlike, ``each`` its own, from the least to the most."""
-    levels = f"{who} {ms(mine)}" if who.startswith("rank ") else f"{_level(mine, each)} on {who}"
+def against(what: str, who: str, mine: float, theirs: float) -> str:
+    """``input: rank 2 6.0 ms, others 1.9 ms``: a rank, or the median one of several, against the cohort; ns a step."""
+    levels = f"{who} {ms(mine)}" if who.startswith("rank ") else f"{ms(mine)} on {who}"
     return f"{what}: {levels}, others {ms(theirs)}"
 
 
@@ -135,7 +130,7 @@ _SHOWN_BY |= dict.fromkeys(("gpu_throttle", "gpu_contention", "workload"), _SHOW
 #: The same of an unknown cause, which may be in any of them.
 _ANYWHERE = {"self_blocked": "off CPU between collectives", OTHER: _SHOWN_BY["compute"][OTHER]}
 _CALLED = {part: what for shown in (*_SHOWN_BY.values(), _ANYWHERE) for part, what in shown.items()}
-_CALLED |= {"device_copy": "copy call", "device_wait": "GPU wait"}
+_CALLED |= {"device_copy": "copy call", "device_wait": "GPU wait", "between": "time between steps"}
 #: Parts that take longer where their rank waits for a CPU.
 _WITH_QUEUE = frozenset({"forward", "optimizer", OTHER})
 #: A part is longer if it is so by this factor, and by this share of the delay.
@@ -153,47 +148,38 @@ def why(blocks: Blocks, slowdowns: list[Slowdown], cause: Cause) -> list[str]:
     who = names([int(blocks.ranks[row]) for row in rows])
     first, stop = min(slowdown.first for slowdown in slowdowns), max(slowdown.stop for slowdown in slowdowns)
     others = np.delete(np.arange(len(blocks.ranks)), rows)
-    delay, late = _levels(blocks.delay[rows, first:stop])
-    parts = _part(blocks, rows, slice(first, stop), cause, delay)
+    span = slice(first, stop)
+    delay = float(median(blocks.delay[rows, span]))
+    parts = _part(blocks, rows, span, cause, delay)
     if slowdowns[0].phase is not None:
         phases = dict.fromkeys(slowdown.phase for slowdown in slowdowns if slowdown.phase is not None)
-        parts = [_on_host(blocks, rows, others, slice(first, stop), phase) for phase in phases]
-    shown = [against(what, who, mine, theirs, each) for what, mine, theirs, each in parts]
+        parts = [_on_host(blocks, rows, others, span, phase) for phase in phases]
+    shown = [against(what, who, mine, theirs) for what, mine, theirs in parts]
     found = ([cause.remark] if cause.remark and cause.cause != "unknown" else []) + shown
     if not np.isnan(blocks.self_time).all() and not blocks.overlapped and len(others):
-        mine, each = _levels(blocks.self_time[rows, first:stop])
-        theirs = float(median(median(blocks.self_time[others, first:stop], axis=1)))
-        between = " between collectives" if blocks.collectives and blocks.lanes is None else ""
+        mine = float(median(blocks.self_time[rows, span]))
+        theirs = float(median(median(blocks.self_time[others, span], axis=1)))
         what = {NEEDS: _needed(blocks), OFF: "off CPU"}.get(blocks.evidence, "self time")
-        what = HOST_WORK if blocks.lanes is not None else what
-        repeated = any((ms(part), ms(other)) == (ms(mine), ms(theirs)) for _, part, other, _ in parts)
-        alone = blocks.works_alone(rows)
-        if alone or (mine > theirs and not repeated):
-            found.append(
-                f"{what}{between}: {who} {ms(mine)}, usually {ms(mine - delay)}"
-                if alone
-                else against(what + between, who, mine, theirs, each)
-            )
-            found = _ordered(found, blocks, parts, mine - theirs)
+        what = HOST_WORK if blocks.lanes is not None else what + " between collectives" * bool(blocks.collectives)
+        repeated = any((ms(part), ms(other)) == (ms(mine), ms(theirs)) for _, part, other in parts)
+        if blocks.works_alone(rows):
+            found.append(f"{what}: {who} {ms(mine)}, usually {ms(mine - delay)}")
+        elif mine > theirs and not repeated:
+            found.append(against(what, who, mine, theirs))
+            if blocks.lanes is not None and sum(part - other for _, part, other in parts) * _OF_DELAY > mine - theirs:
+                found.insert(0, found.pop())  # it is faster in other phases: one phase shows more than it costs
     whose = f"rank {int(blocks.ranks[slowdowns[0].row])}: " if len(rows) > 1 else ""
     needs = blocks.evidence == NEEDS and cause.cause == "compute"  # all it needs is CPU time: no delay to take apart
     what = "more than its peers" if blocks.evidence == NEEDS else "delay"
     accounts = [] if needs else [whose + line for line in shares(slowdowns[0].delay, cause, what=what)]
-    # What decided comes first.
-    if accounts and not shown and cause.cause != "unknown" and cause.cause in dict(cause.shares_ns):
+    known = cause.cause != "unknown"  # what it accounts for decides more than how late the rank is
+    if accounts and known and not shown and cause.cause in dict(cause.shares_ns):
         found.insert(0, accounts[0])
-    if not found:
-        if cause.cause != "unknown":  # what it accounts for decides more than how late the rank is
-            if cause.hidden > 0:
-                whole = ms(slowdowns[0].delay + cause.hidden)
-                accounts = [f"{MEASURES.get(cause.cause, cause.cause)} takes {whole} longer per step than on its peers"]
-            found.append(accounts[0])
-        arrive = "arrives" if len(rows) == 1 else "arrive"
-        found.append(f"{who} {arrive} {_level(delay, late)} later than the other ranks per step")
-    if (
-        blocks.collectives and blocks.evidence != NEEDS and blocks.pipeline is None
-    ):  # its waits are in sends and receives
-        most = np.isin(np.argmax(blocks.caused[:, first:stop], axis=0), rows)
+    elif not found:
+        late = f"{who} {'arrives' if len(rows) == 1 else 'arrive'} {ms(delay)} later than the other ranks per step"
+        found = [*accounts[:1], late] if known else [late]
+    if blocks.collectives and blocks.evidence != NEEDS and blocks.pipeline is None:  # it waits in sends and receives
+        most = np.isin(np.argmax(blocks.caused[:, span], axis=0), rows)
         if most.mean() > len(rows) / len(blocks.ranks):  # else it is no evidence: any rank does so as often
             found.append(f"others wait longest for {who} in {int(most.sum())} of {len(most)} steps")
     if slowdowns[0].outer is not None:
@@ -204,15 +190,6 @@ def why(blocks: Blocks, slowdowns: list[Slowdown], cause: Cause) -> list[str]:
     return list(dict.fromkeys([*found, *accounts])) + left
 
 
-def _ordered(
-    found: list[str], blocks: Blocks, parts: list[tuple[str, float, float, list[float]]], longer: float
-) -> list[str]:
-    """The last line, on the whole step, first of a host that is faster in other phases: one phase shows more than it
-    costs."""
-    in_phases = sum(mine - theirs for _, mine, theirs, _ in parts)
-    return [found[-1], *found[:-1]] if blocks.lanes is not None and in_phases * _OF_DELAY > longer else found
-
-
 def as_exchanges(words: str) -> str:
     """What is said of collectives, of exchanges; names of files and functions stay as they are."""
     return _COLLECTIVES.sub("exchanges", words)
@@ -220,33 +197,19 @@ def as_exchanges(words: str) -> str:
 
 #: What the host of a rank does in a step, less its waits.
 HOST_WORK = "work of its CPU per step"
-#: Where the CPU does it, by phase.
-_ON_HOST = {
-    "input": "input",
-    "device_copy": "copy call",
-    "forward": "CPU forward",
-    "backward": "CPU backward",
-    "optimizer": "CPU optimizer",
-    "between": "time between steps",
-    OTHER: _SHOWN_BY["compute"][OTHER],
-}
+#: Phases that hosts and GPUs have both.
+_ON_BOTH = ("forward", "backward", "optimizer")
 
 
-#: What is measured, ns a step of these ranks, of the others, and of each of these.
-_Part = tuple[str, float, float, list[float]]
-
-
-def _levels(block: Floats) -> tuple[float, list[float]]:
-    """The median of a block of ranks, and that of each rank."""
-    return float(median(block)), median(block, axis=1).tolist()
+#: What is measured, and ns a step of these ranks and of the others.
+_Part = tuple[str, float, float]
 
 
 def _on_host(blocks: Blocks, rows: list[int], others: Array, span: slice, phase: str) -> _Part:
-    """What hosts do in a phase."""
     assert blocks.lanes is not None  # noqa: S101 - phases of slowdowns come from these
     own = blocks.lanes.host[blocks.lanes.phases.index(phase)][:, span]
-    mine, each = _levels(own[rows])
-    return _ON_HOST.get(phase, phase), mine, float(median(median(own[others], axis=1))), each
+    what = f"CPU {phase}" if phase in _ON_BOTH else called(phase)
+    return what, float(median(own[rows])), float(median(median(own[others], axis=1)))
 
 
 def ranged(low: float, high: float) -> list[str]:
@@ -270,9 +233,9 @@ def _part(blocks: Blocks, rows: list[int], span: slice, cause: Cause, delay: flo
     for name, what in _SHOWN_BY.get(cause.cause, _ANYWHERE).items():
         if name in blocks.parts and len(others) and not (queues and name in _WITH_QUEUE):
             part = or_zero(blocks.parts[name]) if name in (*NOW_AND_THEN, *FILES) else blocks.parts[name]
-            (mine, each), (theirs, _) = (_levels(part[of, span]) for of in (rows, others))
+            mine, theirs = (float(median(part[of, span])) for of in (rows, others))
             if mine > _LONGER * theirs and mine - theirs >= _OF_DELAY * delay and ms(mine) != ms(theirs):
-                found.append((f"CPU {what}" if f"gpu_{name}" in blocks.parts else what, mine, theirs, each))
+                found.append((f"CPU {what}" if f"gpu_{name}" in blocks.parts else what, mine, theirs))
     return sorted(found, key=lambda one: one[2] - one[1])[:1]
 
 
@@ -557,8 +520,9 @@ _UNEVEN = 2.0
 _MOST_OF_IT, _RARELY = 0.9, 0.2
 #: Share of the collectives that such a rank enters last where no scheduler makes it late.
 _NEARLY_ALWAYS = 0.75
-#: What would say whether a rank is slow, and why.
-TELLING = (f"let the job run for more steps; while it runs, see where each rank is: {attach()}",)
+#: What would say whether ranks wait for chance, and whether the one that is suspected is slow, and why.
+MORE_STEPS = ("let the job run for more steps",)
+TELLING = (f"{MORE_STEPS[0]}; while it runs, see where each rank is: {attach()}",)
 #: What to do about CPUs that other processes use.
 STOP_OTHERS = "stop the other processes (the system's `top` lists them), or reserve whole nodes"
 #: … where they leave open which rank is slow.
@@ -580,27 +544,23 @@ def telling_on_shared_cpus(use: Mapping[str, CpuUse], fewer: str) -> tuple[str, 
 RANKS_WAIT = "ranks wait"
 
 
-def _suspected(blocks: Blocks, latest: list[int], lasts: Floats, caused: Floats) -> str:
-    """That these rows are last in most collectives, by share [R], and how long others wait for each [R]."""
-    who, often = names(blocks.ranks[latest].tolist()), f"{percent(lasts[latest].min())} of collectives"
-    waits = _level(float(median(caused[latest])), caused[latest].tolist())
-    last, it = "are suspected: each is last in at least", "each"
-    if len(latest) == 1:
-        last, it = "is suspected: it is last in", "it"
-    return f"{who} {last} {often}; others wait {waits} per step for {it}, typically less"
-
-
 def balanced(
     blocks: Blocks, wasted: float, least: float, needs: Blocks | None = None, *, queued: bool = False
-) -> tuple[list[str], bool]:
-    """How even the ranks are, and whether that is sure; with what they ``needs``, where they share CPUs.
+) -> tuple[list[str], tuple[str, ...]]:
+    """How even the ranks are, and what would say so for sure; with what they ``needs``, where they share CPUs.
 
     A rank is named from ``least`` of a step on. ``queued``: the rank that is waited for most was seen to wait for a CPU
     for as long as it was late.
     """
     row, most = _most(blocks)
     share = most / blocks.step_ns
-    judged, sure = _how_surely(share, least)
+    levels = {
+        "negligible": _NOTHING,
+        f"below the threshold of {percent(least)}": least,
+        "small, and may be chance": _MUCH,
+    }
+    judged = next((words for words, level in levels.items() if share < level), "suspected, not proven")
+    sure = share < max(_NOTHING, least, _MUCH)
     unequal = wasted > 0.05 * blocks.step_ns
     last = f"rank {int(blocks.ranks[row])} typically comes last, {percent(share)} of a step after its peers"
     lasts = or_zero(mean(blocks.last))
@@ -615,14 +575,17 @@ def balanced(
     latest = np.flatnonzero((lasts > _MOSTLY) & (caused >= dear)).tolist()
     known = needs is None and blocks.pipeline is None and sure and not blocks.works_alone(latest)
     if known and caused[latest].sum() > max(_MOSTLY, 1.5 / len(caused)) * caused.sum():  # of two, one always has half
-        found = [_suspected(blocks, latest, lasts, caused)]
-        sure = False
+        last, it = ("it is last in", "it") if len(latest) == 1 else ("each is last in at least", "each")
+        waits = f"others wait {ms(float(median(caused[latest])))} per step for {it}, typically less"
+        often = f"{last} {percent(lasts[latest].min())} of collectives"
+        found, sure = [are(blocks.ranks[latest].tolist(), f"is suspected: {often}; {waits}")], False
+    compare: tuple[str, ...] = ()
     if blocks.alone is not None and blocks.alone.any():
-        among, cleared = _among_alone(blocks, blocks.alone, max(_MUCH, least))
+        among, cleared, compare = _among_alone(blocks, blocks.alone, max(_MUCH, least))
         found, sure = [*found, *among] if cleared else among, sure and cleared
     if needs is not None:
         row, most = _most(needs)
-        usual, each = _levels(needs.self_time)
+        usual, each = float(median(needs.self_time)), median(needs.self_time, axis=1)
         beyond = most / max(usual, 1.0)
         who, work = f"rank {int(needs.ranks[row])}", _needed(needs)
         needy = f"ranks need the same {work}, within {ms(np.ptp(each))}"
@@ -642,8 +605,8 @@ def balanced(
         line, dear = _waiting(blocks, wasted)
         dear = dear and needs is None
         found.insert(not dear, line)
-        sure = sure and not dear
-    return found, sure
+        return found, () if sure and not dear else MORE_STEPS if sure else compare or TELLING
+    return found, () if sure else compare or TELLING
 
 
 def _needed(needs: Blocks) -> str:
@@ -652,11 +615,11 @@ def _needed(needs: Blocks) -> str:
     return "CPU and file I/O time" if files else "CPU time"
 
 
-def _among_alone(blocks: Blocks, alone: Array, least: float) -> tuple[list[str], bool]:
+def _among_alone(blocks: Blocks, alone: Array, least: float) -> tuple[list[str], bool, tuple[str, ...]]:
     """Which of the ranks that alone do their work takes longest beyond one that makes the same calls.
 
     And whether all are cleared: the repair of none saves a share ``least`` of the step. It saves at most a rank's own
-    work, or what the busiest other rank leaves.
+    work, or what the busiest other rank leaves. And what to do about the one that is not.
     """
     assert blocks.kind is not None  # noqa: S101 - comes with alone
     own, kind = or_zero(median(blocks.self_time, axis=1)), blocks.kind
@@ -664,14 +627,15 @@ def _among_alone(blocks: Blocks, alone: Array, least: float) -> tuple[list[str],
     left = blocks.step_ns - np.where(np.arange(len(own)) == np.argmax(own), second, busiest)
     saves = float(np.maximum(np.minimum(own, left), 0.0)[alone].max()) / blocks.step_ns
     if saves < least:
-        return [f"ranks differ in work, but making any of them faster saves {percent(saves)} at most"], True
+        return [f"ranks differ in work, but making any of them faster saves {percent(saves)} at most"], True, ()
     fastest = np.array([np.flatnonzero(kind == one)[np.argmin(own[kind == one])] for one in kind])
     row = int(np.argmax(np.where(alone, own - own[fastest], 0.0)))
     if own[row] - own[fastest[row]] < least * blocks.step_ns:
-        return ["ranks differ in work: which is slow is not known"], False
+        return ["ranks differ in work: which is slow is not known"], False, ()
     slow, fast = (f"{ms(float(own[one]))}" for one in (row, fastest[row]))
     who, other = int(blocks.ranks[row]), int(blocks.ranks[fastest[row]])
-    return [f"rank {who} is suspected: it works {slow} per step, rank {other} with the same calls {fast}"], False
+    do = f"see whether rank {who} has more work than rank {other} by design; if not, run it on another core or node"
+    return [f"rank {who} is suspected: it works {slow} per step, rank {other} with the same calls {fast}"], False, (do,)
 
 
 #: How a sentence begins that says that the job's CPUs are mostly used by others.
@@ -684,15 +648,6 @@ def who_uses_cpus(node: str, cpus: float, ranks: float, others: float) -> str:
     if others > ranks:
         return f"{OTHERS_USE} {others:.1f} {of}, ranks {ranks:.1f}"
     return f"Ranks use {ranks:.1f} {of}, other processes {others:.1f}"
-
-
-def _how_surely(share: float, least: float) -> tuple[str, bool]:
-    """Why no rank is named for so large a share of a step, where ``least`` is asked for; whether that clears it."""
-    if share < _NOTHING:
-        return "negligible", True
-    if share < least:
-        return f"below the threshold of {percent(least)}", True
-    return ("small, and may be chance", True) if share < _MUCH else ("suspected, not proven", False)
 
 
 def _last_on_shared_cpus(blocks: Blocks, last: str, *, queued: bool) -> tuple[str, bool]:
@@ -720,35 +675,27 @@ def _waiting(blocks: Blocks, wasted: float) -> tuple[str, bool]:
     if (written := overview.saves(blocks.parts)) is not None:  # what is mostly for files is said of these
         longer[or_zero(overview.lengthened(written, blocks.period)) >= longer / 2] = 0.0
     stalled = average(np.where(longer >= blocks.step_ns, longer, 0.0))
-    often, part = rare_waits(blocks)
+    last, part = last_in_turn(blocks)
     dear = min(part * wasted, stalled) >= DEAR * each
     share = f" ({percent(wasted / each)})" if dear else ""
     caused = np.sort(or_zero(blocks.caused).sum(axis=0))
     hiccups = caused[-_FEWEST:].sum() < _MOSTLY * caused.sum() and waited_for_most(blocks) is None
-    last = last_in_turn(blocks, often, part)
     return f"{RANKS_WAIT} {ms(wasted)} per step{share} for the last to arrive, {last}", dear and not hiccups
 
 
-def last_in_turn(blocks: Blocks, often: int, part: float) -> str:
-    """Whether ranks take turns in being last, else which is waited for most; and in how many steps, if in few."""
-    row, caused = waited_for_most(blocks), or_zero(blocks.caused).sum(axis=1)
-    which = f", {'' if part >= _MOST_OF_IT else f'{percent(part)} of it '}in {often} of {blocks.caused.shape[1]} steps"
-    rarely = which if often and part >= _MOSTLY else ""
-    if row is not None:
-        return f"mostly rank {int(blocks.ranks[row])}{rarely}"
-    most = float(caused.max() / max(caused.sum(), 1.0))
-    uneven = most * len(caused) >= _UNEVEN
-    who = f"{percent(most)} of it for rank {blocks.ranks[caused.argmax()]}" if uneven else "a different rank each time"
-    return who + rarely
-
-
-def rare_waits(blocks: Blocks) -> tuple[int, float]:
-    """In how many steps ranks wait most of what they do beyond the usual, and its part of all waiting; 0 if in many."""
-    caused = or_zero(blocks.caused).sum(axis=0)
-    beyond = np.sort(np.maximum(caused - np.median(caused), 0.0))[::-1]
+def last_in_turn(blocks: Blocks) -> tuple[str, float]:
+    """Who is waited for most, in how many steps if in few, and the part of all waiting that is in these few."""
+    caused, row = or_zero(blocks.caused), waited_for_most(blocks)
+    by_step, by_rank = caused.sum(axis=0), caused.sum(axis=1)
+    beyond = np.sort(np.maximum(by_step - np.median(by_step), 0.0))[::-1]
     often = int(np.searchsorted(np.cumsum(beyond), _MOST_OF_IT * beyond.sum())) + 1
-    seldom = beyond.any() and often <= max(_RARELY * len(caused), 1)
-    return (often, float(beyond.sum() / caused.sum())) if seldom else (0, 0.0)
+    rare = beyond.any() and often <= max(_RARELY * len(by_step), 1)
+    part, most = float(beyond.sum() / by_step.sum()) if rare else 0.0, float(by_rank.max() / max(by_rank.sum(), 1.0))
+    uneven = most * len(by_rank) >= _UNEVEN
+    who = f"{percent(most)} of it for rank {blocks.ranks[by_rank.argmax()]}" if uneven else "a different rank each time"
+    who = f"mostly rank {int(blocks.ranks[row])}" if row is not None else who
+    of_it = "" if part >= _MOST_OF_IT else f"{percent(part)} of it "
+    return who + (f", {of_it}in {often} of {len(by_step)} steps" if part >= _MOSTLY else ""), part
 
 
 def waited_for_most(blocks: Blocks) -> int | None:

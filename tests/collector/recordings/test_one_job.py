@@ -359,7 +359,7 @@ def test_half_of_a_job_s_ranks_do_not_clear_the_others(tmp_path: Path, slow: int
     else:
         assert (verdict.kind, verdict.ranks) == ("insufficient_data", ())
         assert verdict.evidence[0].startswith(
-            "no rank of the 4 recorded is late, but they may wait for one of them: 4 other ranks are not recorded"
+            "no rank of the 4 recorded is late, but they may wait for ranks 4 to 7, not recorded"
         )
 
 

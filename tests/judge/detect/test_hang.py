@@ -8,7 +8,7 @@ import pytest
 from hindmost_collector.ingest.chunk import from_rows
 from hindmost_collector.recordings import tables
 from hindmost_collector.report.verdict_lines import clock, of_verdict
-from hindmost_judge.detect.hang import Edge, Walk, Way, steps_done, walk
+from hindmost_judge.detect.hang import Edge, steps_done, walk
 from hindmost_judge.judge import judge
 from hindmost_judge.model import COLLECTIVES, COMMUNICATORS, VANISHED, Run, empty
 from hindmost_judge.verdict.schema import Verdict, WhichOperation
@@ -148,7 +148,6 @@ def test_what_was_open_until_the_job_was_killed_hung_until_then() -> None:
     verdict = first(replace(run, job=job))
     assert (verdict.kind, verdict.ranks) == ("hang", (1,))
     assert verdict.waited_s == pytest.approx(120.0)
-    assert "the wait ended when a signal ended the job" in verdict.evidence
 
 
 def test_a_stack_that_could_not_be_read_is_no_place_in_the_code() -> None:
@@ -175,25 +174,21 @@ AT = 'Thread 1 (idle): "MainThread"\n    load (train.py:49)\n'
 
 
 @pytest.mark.parametrize(
-    ("over", "end"),
+    ("over", "cut_off"),
     [
-        ({"ended_ns": 1, "exit_code": 1}, "the wait ended with the job, as after a time-out"),
-        ({"ended_ns": 1, "exit_code": 0}, "the wait ended with the job"),
-        ({"ended_ns": 1, "exit_code": 1, "interrupted_by": "SIGINT"}, "the wait ended when SIGINT ended the job"),
-        ({"abandoned": True}, "the wait is as long as the recording; a time-out may have ended it"),
-        (
-            {"source": "PyTorch Flight Recorder dumps"},
-            "the wait is as long as the recording; a time-out may have ended it",
-        ),
+        ({"ended_ns": 1, "exit_code": 1}, False),
+        ({"ended_ns": 1, "exit_code": 1, "interrupted_by": "SIGINT"}, False),
+        ({"abandoned": True}, True),
+        ({"source": "PyTorch Flight Recorder dumps"}, True),
     ],
 )
-def test_a_wait_is_as_long_as_the_job_let_it_be(over: dict[str, Any], end: str) -> None:
+def test_a_wait_is_as_long_as_the_job_let_it_be(over: dict[str, Any], cut_off: bool) -> None:
     """The end of a finished job bounds the wait, and the advice does not suggest attaching to it."""
     run = replace(hang(FOUR, [3]), stacks=from_rows("stacks", [(3, 1, AT)]))
     verdict = first(replace(run, job=replace(run.job, **over)))
     assert verdict.evidence[0] == "3 ranks waited in all_reduce"
     assert verdict.waited_s == 90.0
-    assert end in verdict.evidence
+    assert ("the wait is as long as the recording; a time-out may have ended it" in verdict.evidence) == cut_off
     assert not [line for line in verdict.advice if "attach" in line]
     assert verdict.advice[0].startswith("see what rank 3 on node0 waited for at train.py:49, in load()")
 
@@ -367,35 +362,35 @@ def test_ranks_that_stand_alike_are_one_sentence() -> None:
 
 def test_a_deadlock_is_one_whatever_else_ranks_wait_for() -> None:
     """Rank 3 is merely late; the two that wait for each other would not go on if it came."""
-    edges = [Edge(0, 1, Way.SEND), Edge(1, 0, Way.SEND), Edge(2, 3, Way.SEND)]
-    assert walk({0, 1, 2}, edges) == Walk(roots=(3,), cycle=(0, 1))
+    edges = [Edge(0, 1, "send"), Edge(1, 0, "send"), Edge(2, 3, "send")]
+    assert walk({0, 1, 2}, edges) == ((3,), (0, 1))
 
 
 def test_a_receive_and_its_send_are_no_deadlock() -> None:
     """Both sides came: what is missing is the message."""
-    assert walk({0, 1}, [Edge(0, 1, Way.SEND), Edge(1, 0, Way.RECEIVE)]) == Walk()
+    assert walk({0, 1}, [Edge(0, 1, "send"), Edge(1, 0, "receive")]) == ((), ())
 
 
 def test_a_collective_waits_for_all_that_have_not_come() -> None:
     """Ranks 0 and 1 are in an operation that rank 2, which receives from rank 3, has not entered."""
-    edges = [Edge(0, -1), Edge(1, -1), Edge(-1, 2), Edge(2, 3, Way.SEND)]
-    assert walk({0, 1, 2}, edges) == Walk(roots=(3,))
+    edges = [Edge(0, -1), Edge(1, -1), Edge(-1, 2), Edge(2, 3, "send")]
+    assert walk({0, 1, 2}, edges) == ((3,), ())
 
 
 def test_a_circle_through_a_collective_names_ranks_only() -> None:
     """Rank 0 waits in a collective for rank 1, which waits for a message of rank 0."""
-    assert walk({0, 1}, [Edge(0, -1), Edge(-1, 1), Edge(1, 0, Way.SEND)]) == Walk(cycle=(0, 1))
+    assert walk({0, 1}, [Edge(0, -1), Edge(-1, 1), Edge(1, 0, "send")]) == ((), (0, 1))
 
 
 def test_who_waits_for_an_unknown_is_no_root() -> None:
     """Rank 1 is inside something: it is not who holds the job, and whom it waits for is not known."""
-    assert walk({0, 1}, [Edge(0, 1, Way.SEND)]) == Walk()
+    assert walk({0, 1}, [Edge(0, 1, "send")]) == ((), ())
 
 
-@pytest.mark.parametrize(("last", "expected"), [(2, Walk(cycle=(0, 1))), (3, Walk(roots=(3,)))])
-def test_of_several_peers_some_may_have_answered(last: int, expected: Walk) -> None:
+@pytest.mark.parametrize(("last", "expected"), [(2, ((), (0, 1))), (3, ((3,), ()))])
+def test_of_several_peers_some_may_have_answered(last: int, expected: Any) -> None:
     """A wait for several requests shows a deadlock only where it leads to no rank that could still answer."""
-    edges = [Edge(0, 1, Way.SEND), Edge(1, 0, Way.SEND), Edge(1, last, Way.SEND), Edge(2, 1, Way.SEND)]
+    edges = [Edge(0, 1, "send"), Edge(1, 0, "send"), Edge(1, last, "send"), Edge(2, 1, "send")]
     assert walk({0, 1, 2}, edges) == expected
 
 

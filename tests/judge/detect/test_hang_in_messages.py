@@ -91,7 +91,7 @@ def test_a_rank_in_finalize_has_left_its_loop_unless_the_job_was_ended(after: in
     last |= {"rank": np.array([2]), "kind": np.array(["phase"]), "name": np.array(["mpi_finalize"])}
     last |= {"peer": np.array([-1]), "start_ns": last["start_ns"] + after * SECOND}
     verdict = first(replace(run, in_flight={name: np.concatenate([run.in_flight[name], last[name]]) for name in last}))
-    assert ("rank 2 is in MPI_Finalize: it has left its loop" in verdict.evidence) == reported
+    assert ("rank 2 is in MPI_Finalize: the loop is over" in verdict.evidence) == reported
 
 
 def test_a_receive_whose_send_was_called_accuses_no_rank() -> None:

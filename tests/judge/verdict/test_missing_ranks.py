@@ -293,7 +293,7 @@ def _dumps(folder: Path) -> Path:
 
 
 def test_a_stopped_job_is_reported_with_each_rank_s_place(tmp_path: Path) -> None:
-    """Without a readable dump of open operations no rank is named; a rank that stands alone is pointed out."""
+    """Without a readable dump of open operations no rank is named."""
     for rank in range(4):
         (_dumps(_record(tmp_path, silent_s=20)) / f"nccl_trace_rank_{rank}").write_bytes(
             pickle.dumps({"entries": []})[:-3]
@@ -307,7 +307,7 @@ def test_a_stopped_job_is_reported_with_each_rank_s_place(tmp_path: Path) -> Non
         "rank 1 is at train.py:49, in data()",
     )
     assert first.evidence[3].endswith(": no rank is named")
-    assert first.advice == ("find out what rank 1 waits for at train.py:49, in data(): all others are at another line",)
+    assert first.advice == ("find the line that is no wait for others: the others wait for the ranks there",)
     (left_out,) = [note for note in report.notes if note.startswith("Left out: ")]
     assert all(f"nccl_trace_rank_{rank}" in left_out for rank in range(4))
 

