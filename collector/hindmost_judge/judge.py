@@ -252,10 +252,7 @@ def _of_groups(run: Run, groups: list[Run], settings: Settings) -> Report:
         found = [_at_home(link, run, blocks) for link in of_links(slow_link.find(blocks, settings), blocks, settings)]
     first = max(reports, key=lambda one: one.job.step_ms.get("mean") or 0.0)
     by_rank = {rank: ms for one in reports for rank, ms in one.what_if.waste_by_rank_ms.items()}
-    by_node: dict[str, float] = {}
-    for one in reports:
-        for node, ms in one.what_if.waste_by_node_ms.items():
-            by_node[node] = by_node.get(node, 0.0) + ms
+    by_node = waste.by_node(run, {int(rank): ms for rank, ms in by_rank.items()})
     return Report(
         job=replace(summary.job(run, None), steps=first.job.steps, step_ms=first.job.step_ms, bound=first.job.bound),
         verdicts=_in_order(found) or first.verdicts,

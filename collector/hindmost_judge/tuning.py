@@ -290,12 +290,9 @@ def _too_many_threads(facts: Facts) -> Advice | None:
     if not waiting + used >= DEMAND * facts.cpus_each or not facts.cpus_each >= 1.0 or full < FULL:
         return None
     each, job = int(facts.cpus_each), facts.run.job
-    libraries = [
-        name for name in _OF_LIBRARIES if name in {*dict(job.settings), *re.findall(r"\w+", job.command or "")}
-    ]
-    now = dict(job.settings).get("OMP_NUM_THREADS") or next(
-        iter(re.findall(r"OMP_NUM_THREADS=(\d+)", job.command or "")), ""
-    )
+    words = " ".join([*map("=".join, job.settings), job.command or ""])
+    libraries = [name for name in _OF_LIBRARIES if name in re.findall(r"\w+", words)]
+    now = next(iter(re.findall(r"OMP_NUM_THREADS=(\d+)", words)), "")
     export = " ".join(f"{name}={each}" for name in ("OMP_NUM_THREADS", *libraries))
     return Advice(
         "threads of each rank",

@@ -246,12 +246,8 @@ def _deadlock(
     waits, entered = list[Wait](), set[int]()
     for rank, after in zip(cycle, (*cycle[1:], cycle[0]), strict=True):
         message = next((wait for wait in messages if (wait.rank, wait.peer) == (rank, after)), None)
-        comms = (
-            comm
-            for comm, waiting_there in waiting.items()
-            if after in missing[comm] and rank in {one.rank for one in waiting_there}
-        )
-        inside = [] if message is not None else waiting[next(comms)]
+        awaited = [waiting[comm] for comm, ranks in missing.items() if after in ranks]
+        inside = [] if message is not None else next(one for one in awaited if rank in {wait.rank for wait in one})
         waits.append(message or replace(next(one for one in inside if one.rank == rank), peer=after))
         entered |= {one.rank for one in inside}
     sides = sorted((entered, blocked - entered), key=len)

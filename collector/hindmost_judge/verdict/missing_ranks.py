@@ -302,11 +302,10 @@ def _doubtful(one: Verdict, run: Run, blocks: Blocks, sure: set[int]) -> bool:
     if _all_meet(run):
         return False
     own = median(blocks.self_time[:, indices], axis=1)
-    before = median(blocks.parts["input"][:, indices], axis=1) if "input" in blocks.parts else np.zeros_like(own)
     named = np.flatnonzero(np.isin(blocks.ranks, one.ranks)).tolist()
     late, longer = _beyond(own), _beyond(typical)
     clear = np.isin(blocks.ranks, list(sure))
-    return any(longer[row] >= _IN_FORWARD * late[row] and _among_unlike(late, before, row, clear) for row in named)
+    return any(longer[row] >= _IN_FORWARD * late[row] and _among_unlike(late, row, clear) for row in named)
 
 
 def _all_meet(run: Run) -> bool:
@@ -317,15 +316,13 @@ def _all_meet(run: Run) -> bool:
     return bool(len(used)) and not sent and bool((used == rows(run.ranks)).all())
 
 
-def _among_unlike(late: Floats, before: Floats, row: int, clear: Array) -> bool:
-    """Whether others, but for those that are later by far, differ about as much as this row is late, or are as late.
+def _among_unlike(late: Floats, row: int, clear: Array) -> bool:
+    """Whether others differ about as much as this row is late, or are as late; not those that are later by far.
 
-    ``late`` [R] is by how much each is, ``before`` [R] the time that it took for what comes before the forward.
+    ``late`` [R] is by how much each is.
     """
-    others = late < _FAR * late[row]
-    others[row] = False
-    others &= ~clear
-    return bool(others.any()) and max(_differ(late[others]), _differ(before[others])) >= _UNLIKE * late[row]
+    others = (late < _FAR * late[row]) & ~clear & (np.arange(len(late)) != row)
+    return bool(others.any()) and _differ(late[others]) >= _UNLIKE * late[row]
 
 
 def _differ(values: Floats) -> float:

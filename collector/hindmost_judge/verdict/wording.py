@@ -532,12 +532,9 @@ WITHOUT_OTHERS = (f"{STOP_OTHERS}; then see which rank comes last",)
 def telling_on_shared_cpus(use: Mapping[str, CpuUse], fewer: str) -> tuple[str, ...]:
     """What would say which rank is slow on shared CPUs, by who uses those of each node: else start ``fewer`` ranks."""
     node = used_by_others(use)
-    by_others = node is not None and use[node].others > use[node].ranks
-    return (
-        WITHOUT_OTHERS
-        if by_others
-        else (f"start {fewer}, or use nodes with more CPUs; then see which rank comes last",)
-    )
+    if node is not None and use[node].others > use[node].ranks:
+        return WITHOUT_OTHERS
+    return (f"start {fewer}, or use nodes with more CPUs; then see which rank comes last",)
 
 
 #: How the evidence begins that says what ranks wait though none is slow.

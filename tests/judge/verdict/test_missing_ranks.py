@@ -76,10 +76,13 @@ def test_waiting_beyond_the_scatter_of_transfers_is_for_a_missing_rank(together:
     assert any("likely for rank 3" in one for one in found.evidence) == reported
 
 
-@pytest.mark.parametrize(("count", "reported"), [(7, "ranks 1 to 7"), (8, "that are missing")])
-def test_ranks_whose_files_are_missing_are_named_as_long_as_they_can_be_read(count: int, reported: str) -> None:
-    """Up to seven."""
-    run = Run(Job("a", source="inspector"), unrecorded=Unrecorded(tuple(range(1, count + 1))))
+@pytest.mark.parametrize(
+    ("missing", "reported"),
+    [(range(1, 800), "of ranks 1 to 799;"), (range(1, 99, 2), "of ranks 1, 3, 5, 7, 9, 11 and 43 more;")],
+)
+def test_ranks_whose_files_are_missing_are_named_as_long_as_they_can_be_read(missing: range, reported: str) -> None:
+    """Those in a row as one."""
+    run = Run(Job("a", source="inspector"), unrecorded=Unrecorded(tuple(missing)))
     (found,) = missing_ranks.with_missing_ranks([], run, None)
     assert reported in found.advice[0]
 
