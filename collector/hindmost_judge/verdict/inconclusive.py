@@ -284,15 +284,13 @@ def polled(run: Run) -> Verdict | None:
     code, operations = codes(run.collectives["op"])
     meets = np.array([is_synchronising(name) for name in operations], bool)[code]
     started = int(np.count_nonzero(meets & ((run.collectives["flags"] & (NONBLOCKING | ERROR)) == NONBLOCKING)))
-    calls = f"{rows(run.ranks)} ranks, {_count(started, 'nonblocking collective call')}"
+    if not started:
+        return None
     marks = "mark iterations (`with hindmost.step():`)"
-    return (
-        insufficient(
-            f"{calls}, and no wait of all ranks for one: which rank waits is not known",
-            advice=marks if in_python(run) else "complete them by MPI_Wait or MPI_Waitall, not MPI_Test",
-        )
-        if started
-        else None
+    calls = f"{rows(run.ranks)} ranks, {_count(started, 'nonblocking collective call')}"
+    return insufficient(
+        f"{calls}, and no wait of all ranks for one: which rank waits is not known",
+        advice=marks if in_python(run) else "complete them by MPI_Wait or MPI_Waitall, not MPI_Test",
     )
 
 
@@ -402,10 +400,8 @@ def _none_seen(job: Job) -> Verdict:
         room = "make room in /dev/shm, or give the container more (--shm-size=1g)"
         return insufficient(f"{NONE_SEEN}: {job.no_ring}", advice=room)
     if job.command is None:
-        start = (
-            "put `hindmost run --` before the command that starts the ranks; `hindmost doctor` says what can be seen"
-        )
-        return insufficient(NONE_SEEN, advice=start)
+        start = "put `hindmost run --` before the command that starts the ranks"
+        return insufficient(NONE_SEEN, advice=f"{start}; `hindmost doctor` says what can be seen")
     if job.exit_code:
         end, do = _failed(job)
         return insufficient(f"{NONE_SEEN} before the job {end}", advice=do)
