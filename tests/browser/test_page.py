@@ -282,7 +282,7 @@ def test_the_end_of_a_job_comes_before_its_speed(browser: Any, tmp_path: Path) -
 def test_a_job_without_gpus_has_no_tab_and_no_lane_of_them(browser: Any, show: Callable[..., Any]) -> None:
     """What a job cannot have is not said to be missing; the commands of a running job can be typed as they are."""
     stuck = {"kind": "insufficient_data", "ranks": [], "victims": [], "cause": None, "evidence": ["x"]}
-    show(report(verdicts=[stuck | {"advice": ["run `hindmost attach --stacks --job NAME`"]}]), overview())
+    show(report(verdicts=[stuck | {"advice": ["run `hindmost attach --stacks --job demo`"]}]), overview())
     browser.until(f"{ROWS} == 4")
     gpus = browser.run("return onGpus()")
     assert browser.run("return document.getElementById('tab-gpus').hidden") == (not gpus)
