@@ -335,12 +335,11 @@ def _waited_as_early(timeline: Timeline, spent: Floats, ended: Floats, wait: Hos
     shown = ~np.isnan(early + spent) & _is_ahead(timeline)  # other steps of a host are those in which it was slow
     for row in np.flatnonzero(shown.sum(axis=1) >= 2 * _MIN_STEPS).tolist():
         limits[row] = _limit(early[row, shown[row]], spent[row, shown[row]])
-    found, unknown = limits[np.isfinite(limits)], np.isnan(limits)
-    typical, doubt = median(found) if len(found) else np.inf, 0.0
-    if len(found) < unknown.sum():
-        typical = doubt = timeline.clock / 2 if timeline.enqueued is None else 0.0
-    limits[unknown] = typical
-    return np.clip(or_zero(early - limits[:, None]), 0.0, spent), np.where(unknown, doubt, 0.0)
+    found, unknown, doubt = limits[np.isfinite(limits)], np.isnan(limits), 0.0
+    limits[unknown] = median(found) if len(found) else np.inf
+    if len(found) < unknown.sum():  # those that seem to show it come as early in all steps, too
+        limits[:] = doubt = timeline.clock / 2 if timeline.enqueued is None else 0.0
+    return np.clip(or_zero(early - limits[:, None]), 0.0, spent), np.full(len(spent), doubt)
 
 
 def _limit(early: Floats, took: Floats) -> float:

@@ -107,6 +107,16 @@ def test_hosts_that_are_ahead_and_never_held_up_wait_nowhere() -> None:
     assert (found.host.sum(axis=0).mean(axis=1) / MS) == pytest.approx(own.sum(axis=0).mean(axis=1), rel=0.005)
 
 
+def test_where_most_hosts_wait_in_all_steps_none_is_taken_to_work_instead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All come as early in each step. So it is chance that one does not seem to wait."""
+    own = work(4, 120)
+    own[FORWARD, 2] += 10.0
+    limits = iter([np.nan, np.inf])
+    monkeypatch.setattr(self_time, "_limit", lambda *_: next(limits, np.nan))
+    found = self_time.build_lanes(run(own, 5.0, waits="copy", launches=False)).host[FORWARD].mean(axis=1)
+    assert found[1] == pytest.approx(found[0], rel=0.1)
+
+
 def test_work_after_a_copy_is_known_of_hosts_that_wait_in_each_step() -> None:
     """One host works 10 ms longer from the start: the others never do a forward without waiting in its copy."""
     own = work(4, 120)
