@@ -7,15 +7,14 @@ the training loop, a *GPU* the device that runs what this thread launches.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
-if TYPE_CHECKING:
-    import numpy as np
+import numpy as np
 
-Floats: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
-Ints: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
-Bools: TypeAlias = "np.ndarray[Any, np.dtype[np.bool_]]"
-Array: TypeAlias = "np.ndarray[Any, Any]"
+Floats = np.ndarray[Any, np.dtype[np.float64]]
+Ints = np.ndarray[Any, np.dtype[np.int64]]
+Bools = np.ndarray[Any, np.dtype[np.bool_]]
+Array = np.ndarray[Any, Any]
 
 #: How the text begins that stands in for a stack that could not be read; its reason follows after a colon.
 UNREAD = "no stack of process"

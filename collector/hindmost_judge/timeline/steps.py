@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -94,11 +93,7 @@ def infer(tokens: Ints, gap: Floats, marks: Marks | None = None, *, apart: bool 
     length = period(tokens)
     if length is None:
         return np.full(len(tokens), -1, np.int64)
-    if apart and length == 1 and marks is None:
-        together = steps_of_repeated_calls(tokens == np.bincount(tokens[len(tokens) // 4 :]).argmax(), gap)
-        if together is not None:
-            return together
-    if apart and length > 1 and marks is None:
+    if apart and marks is None:
         times = _after_computing(tokens, gap, length)
     else:
         times = _repetitions_a_step(tokens, gap, length, marks)
@@ -284,22 +279,6 @@ _REGULAR = 0.9
 _LEAST_STEPS = 6
 
 
-def steps_of_repeated_calls(usual: Array, gap: Floats) -> Ints | None:
-    """Step number of every collective [K], -1 for those of none; ``None`` where each is a step of its own.
-
-    ``usual`` [K] are the equal collectives, ``gap`` [K] is the typical self time before each.
-    """
-    at = np.flatnonzero(usual)
-    self_time = or_zero(gap[at])
-    length = calls_a_step(self_time)
-    if length == 1:
-        return None
-    found = np.full(len(gap), -1, np.int64)
-    for number, begin in enumerate(_with_hidden_ones(_first_of(self_time, length), length).tolist()):
-        found[at[begin : begin + length]] = number
-    return found
-
-
 def calls_a_step(self_time: Floats, most: int = _MOST_IN_A_ROW) -> int:
     """How many alike collectives make a step, by the ``self_time`` before each [K]; up to ``most``, each is tried."""
     for length in sorted({*range(2, most + 1), _apart(self_time)} - {0, 1}):
@@ -359,12 +338,6 @@ def _first_of(self_time: Floats, length: int) -> Ints:
     before = total[place] - total[np.maximum(place - length + 1, 0)]
     whole = place + length <= len(self_time)
     return np.flatnonzero(whole & (self_time > 0) & (self_time >= _BEYOND * np.maximum(after, before)))
-
-
-def _with_hidden_ones(first: Ints, length: int) -> Ints:
-    """With those that something else hid once: whole steps lie between the one before and the one after."""
-    between = [np.arange(a, b, length) if (b - a) % length == 0 else np.array([a]) for a, b in pairwise(first.tolist())]
-    return np.concatenate([*between, first[-1:]]).astype(np.int64)
 
 
 #: Share of the marked steps that must make the same collectives for these to define a step.

@@ -18,7 +18,6 @@ from hindmost_judge.timeline.steps import (
     missing_alike,
     period,
     steps_of_collectives,
-    steps_of_repeated_calls,
     without_gaps,
 )
 from hypothesis import given
@@ -292,8 +291,8 @@ def gaps(in_a_row: int, first: float = 3e6, after: float = 5e3) -> Gaps:
 
 
 def found(own: Gaps) -> list[int] | None:
-    numbers = steps_of_repeated_calls(np.ones(len(own), bool), own)
-    return None if numbers is None else numbers.tolist()
+    numbers = infer(np.zeros(len(own), np.int64), own, apart=True).tolist()
+    return None if numbers == list(range(len(own))) else numbers
 
 
 @pytest.mark.parametrize("count", [2, 3, 8, 16, 17, 400])
@@ -342,8 +341,7 @@ def test_other_collectives_between_belong_to_no_step() -> None:
     own, usual = gaps(2), np.ones(2 * REPEATED, bool)
     places = np.arange(40, 2 * REPEATED, 40)
     own, usual = np.insert(own, places, 1e5), np.insert(usual, places, False)
-    numbers = steps_of_repeated_calls(usual, own)
-    assert numbers is not None
+    numbers = infer((~usual).astype(np.int64), own, apart=True)
     assert numbers[usual].tolist() == np.repeat(np.arange(REPEATED), 2).tolist()
     assert (numbers[~usual] == -1).all()
 
