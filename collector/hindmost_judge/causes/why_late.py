@@ -3,11 +3,6 @@
 Cause change: a rank stays late, while one cause of its delay ends and another begins at some step. The delay alone
 shows one slowdown there, or one on top of the other. The measurements in these steps show two, one after the other:
 nothing that explains one is left in the other.
-
-Interruption: a host that has to wait for a CPU launches nothing for some ms, anywhere in the step. Its GPU, which
-runs what is launched at once, stops between two collectives, and the others queue there. In the next step it stops
-elsewhere, so that no place shows it in most steps. The same interval in the rank's own fastest steps is what it has
-to compute; in a step with more work that is scaled by what most of its intervals take.
 """
 
 from __future__ import annotations
@@ -21,14 +16,13 @@ from typing import NamedTuple
 import numpy as np
 
 from hindmost_judge.blocks import Blocks, Slowdown
-from hindmost_judge.causes import backward, slow_computing, table
+from hindmost_judge.causes import backward, table
 from hindmost_judge.causes.slow_computing import COMPUTE_CAUSES
-from hindmost_judge.causes.table import Cause, typical
+from hindmost_judge.causes.table import Cause
 from hindmost_judge.detect import nested_segments
 from hindmost_judge.graph.host_paced import of_phase
 from hindmost_judge.settings import Settings
-from hindmost_judge.stats.robust import ENOUGH_STEPS, SAMPLE, median, or_zero, peers_median, standard_error, with_peers
-from hindmost_judge.timeline.matching import QUEUED_NS, Grid
+from hindmost_judge.stats.robust import SAMPLE, median, or_zero, standard_error, with_peers
 from hindmost_judge.types import Floats, Ints
 
 #: Phases of the host, of which the GPU's queue may hide a part.
@@ -45,9 +39,7 @@ def cause_of(blocks: Blocks, slowdown: Slowdown, settings: Settings) -> Cause:
     )
     if why.cause not in backward.COMPUTED:
         return why
-    unseen = seen.beyond(why.beyond * slowdown.delay) / why.beyond
-    still = longer_interrupted(blocks, slowdown) if why.cause == "unknown" and slowdown.outer is None else 0.0
-    return replace(why, hidden=max(unseen, still))
+    return replace(why, hidden=seen.beyond(why.beyond * slowdown.delay) / why.beyond)
 
 
 def _known_parts(parts: dict[str, Floats]) -> dict[str, Floats]:
@@ -126,7 +118,7 @@ def _edges(own: list[Slowdown], blocks: Blocks, settings: Settings) -> list[int]
     while len(found) > 2:
         spans = zip(found, found[1:-1], found[2:], strict=False)
         parts = [(edge, explained(first, edge), explained(edge, stop)) for first, edge, stop in spans]
-        others = [edge for edge, one, other in parts if not _takes_over(one, other, blocks, settings)]
+        others = [edge for edge, one, other in parts if not _takes_over(one, other)]
         if not others:
             break
         found.remove(min(others, key=lambda edge: sure[edge]))
@@ -147,22 +139,19 @@ def _explained(whole: Slowdown, span: tuple[int, int], blocks: Blocks, settings:
     return _Explained(part, Cause("unknown") if pauses else cause_of(blocks, part, settings))
 
 
-def _takes_over(one: _Explained, other: _Explained, blocks: Blocks, settings: Settings) -> bool:
+def _takes_over(one: _Explained, other: _Explained) -> bool:
     """Whether two segments have two causes, each of which is over in the other."""
     whys = one.why.cause, other.why.cause
     if "unknown" in whys or whys[0] == whys[1]:
         return False
-    left = max(_left(whys[0], other, blocks, settings), _left(whys[1], one, blocks, settings))
+    left = max(_left(whys[0], other), _left(whys[1], one))
     return left <= _OVER * min(one.slowdown.delay, other.slowdown.delay)
 
 
-def _left(cause: str, other: _Explained, blocks: Blocks, settings: Settings) -> float:
+def _left(cause: str, other: _Explained) -> float:
     """Ns a step of a segment's delay, explained by another cause, that are still measured as this cause."""
-    slowdown, name = other.slowdown, "compute" if cause in COMPUTE_CAUSES else cause
-    if name == ("compute" if other.why.cause in COMPUTE_CAUSES else other.why.cause):
-        columns = typical(blocks, slowdown.row, slowdown.steps(), settings)
-        return slowdown.delay * slow_computing.left(cause, blocks, slowdown.row, columns)
-    return dict(other.why.shares_ns).get(name, 0.0)
+    name, its = ("compute" if why in COMPUTE_CAUSES else why for why in (cause, other.why.cause))
+    return dict(other.why.shares_ns).get(name, 0.0) if name != its else 0.0
 
 
 def _changes(own: list[Slowdown], blocks: Blocks, settings: Settings) -> dict[int, float]:
@@ -237,41 +226,3 @@ def _part(
     level = float(median(blocks.delay[slowdown.row, part.steps()]))
     later, shorter = level / slowdown.delay, np.sqrt((stop - first) / (slowdown.stop - slowdown.first))
     return replace(part, delay=level, z=slowdown.z * later * shorter, spread_ratio=slowdown.spread_ratio * later)
-
-
-#: A rank's fastest steps are this share of its steps.
-_FASTEST = 0.1
-#: An interrupted interval takes this share more than in those, and more by this share of a step.
-_LONGER, _LEAST = 1.0, 0.01
-#: Ranks compared with: enough for a typical value, whatever the size of the job.
-_INTERRUPTED_SAMPLE = 64
-
-
-def longer_interrupted(blocks: Blocks, slowdown: Slowdown) -> float:
-    """Ns a step by which a slow rank is interrupted longer than its typical peer between a step's collectives.
-
-    As far as the others wait for it; without what that is a part of, where its delay is of a place after the first."""
-    grid, where = blocks.joined, backward.places(blocks, slowdown.steps())
-    if grid is None or where is None or grid.gathers.any() or len(where) < ENOUGH_STEPS:
-        return 0.0
-    rows = with_peers(slowdown.row, len(grid.ranks), _INTERRUPTED_SAMPLE)
-    took = grid.duration[:, where]
-    late = (peers_median(took.reshape(len(took), -1)).reshape(took.shape) - took)[rows]  # [R, N, P] than typical peers
-    stood = _interrupted_for(grid, rows, where, late, blocks.step_ns)
-    waited = max(slowdown.delay - float(median(late[0, :, 0])), 0.0)
-    return max(float(stood[0] - median(stood[1:])) - waited, 0.0)
-
-
-def _interrupted_for(grid: Grid, rows: Ints, where: Ints, late: Floats, step_ns: float) -> Floats:
-    """[R] ns a step that these ranks were interrupted while others waited, ``late`` [R, N, P] as they came."""
-    start, stop = grid.start[rows][:, where], (grid.start + grid.duration)[rows][:, where]
-    gap = start[:, :, 1:] - stop[:, :, :-1]
-    gap = np.where(gap > QUEUED_NS, gap, np.nan)  # who queues itself was ready before
-    known = ~np.isnan(gap).all(axis=1)
-    usual = np.full(known.shape, np.nan)
-    usual[known] = np.nanquantile(np.moveaxis(gap, 1, 2)[known], _FASTEST, axis=1)
-    pace = np.fmax(median(gap / usual[:, None], axis=2), 1.0)
-    due = usual[:, None] * pace[:, :, None]
-    still = (gap > (1 + _LONGER) * due) & (gap - due > _LEAST * step_ns)
-    seen = np.where(still, np.clip(np.fmin(gap - due, late[:, :, 1:]), 0.0, None), 0.0)
-    return np.asarray(seen.sum(axis=2).mean(axis=1))
