@@ -114,9 +114,10 @@ def _large(blocks: Blocks, delay: Floats, settings: Settings) -> list[Stalls]:
 #: Stalls of one disturbance follow each other within so many steps. Of jobs with random ones so large a share has as
 #: many as large on one rank.
 _ONE_DISTURBANCE, _ACCIDENT = 8, 0.005
-#: Of jobs with so many random stalls, whatever their sizes, all hit one rank in this share: two of 16 ranks, three of
-#: four. Where no other rank was ever late by a fourth of them, less often is enough: three of eight, four of four.
-_ALL_OF_ONE, _FAR, _ALL_FAR_OF_ONE = 1 / 16, 4.0, 1 / 62.5
+#: Of jobs with so many random stalls, whatever their sizes, all hit one rank in this share: two of 27 ranks, three of
+#: six, four of three. How many there are is random, too: two, at the most, in a fourth of jobs. Where no other rank was
+#: ever late by a fourth of them, less often is enough: three of eight, four of four.
+_ALL_OF_ONE, _FAR, _ALL_FAR_OF_ONE = 1 / 27, 4.0, 1 / 62.5
 #: How sure it is that a rank was waited for that stalled as no other did.
 _SURE_OF_EVENTS = 0.9
 

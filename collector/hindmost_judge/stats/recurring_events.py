@@ -66,14 +66,20 @@ def begins(steps: Ints) -> Ints:
 
 
 def pace(period: Floats, steps: Ints) -> float | None:
-    """Ns from one event in these ``steps`` to the next, where the clock paces them; ``period`` [S] ns."""
-    gaps = np.diff(np.cumsum(or_zero(period))[begins(steps)])
+    """Ns from one event in these ``steps`` to the next, where the clock paces them; ``period`` [S] ns.
+
+    The time between two tells, and that without their own: of long ones all begin about as far apart.
+    """
+    calm = or_zero(period)
+    calm[steps] = 0.0
+    gaps, between = (np.diff(np.cumsum(one)[begins(steps)]) for one in (or_zero(period), calm))
     if len(gaps) < _PACED:
         return None
-    typical = float(np.median(gaps))
-    close = int(np.sum(np.abs(gaps - typical) <= _CLOSE * typical))
+    close = int(
+        np.logical_and(*(np.abs(one - np.median(one)) <= _CLOSE * np.median(one) for one in (gaps, between))).sum()
+    )
     regular = close >= _REGULAR * len(gaps) and tail(close - 1, len(gaps) - 1, _RANDOM) <= _BY_LUCK
-    return typical if regular else None
+    return float(np.median(gaps)) if regular else None
 
 
 def events(delay: Floats, least: float) -> Events:

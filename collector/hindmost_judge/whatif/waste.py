@@ -382,7 +382,7 @@ def served(
             words = _writing(blocks, one.stalled) or _PAUSES
             found = _planned(blocks, np.array(one.rows), one.stalled, due, words, settings)
             planned += [found] if found is not None else []
-        elif not (may_serve or (first_or_last and cause == _OF_FEW)) or len(at) >= _COUNTED:
+        elif not (may_serve or (first_or_last and cause == _OF_FEW)) or len(at) > _COUNTED:  # a pace needs one more
             left.append(one)
     return left, planned
 
