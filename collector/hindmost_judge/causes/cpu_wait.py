@@ -152,19 +152,28 @@ def explains_transfers(blocks: Blocks, rows: Ints, first: int, stop: int, longer
     """Whether transfers of these ``rows`` may be ``longer``, ns a step of steps [first, stop), by waits for a CPU.
 
     A transfer goes on when the last of them runs: it may wait for what one of them queues, less what it queued between
-    collectives. Other threads than the main one do transfers that overlap with computing. Those of GPUs go on while
-    hosts queue.
+    collectives, and less what it would queue in as much time elsewhere: who polls a slow link queues for that, too.
+    Other threads than the main one do transfers that overlap with computing. Those of GPUs go on while hosts queue.
     """
     if blocks.samples is None or on_gpus(blocks):
         return False
-    total = blocks.samples.rise("threads_runqueue" if blocks.overlapped else "runqueue", first, stop)
+    name = "threads_runqueue" if blocks.overlapped else "runqueue"
+    total = blocks.samples.rise(name, first, stop)
     if total is None:
         return False
-    queued = total * 1e9 / (stop - first)
+    steps, period = np.arange(len(blocks.steps)), average(blocks.period[first:stop])
+    outside = (steps < first) | (steps >= stop)
+    queued, usual = total * 1e9 / (stop - first), np.nan_to_num(blocks.samples.apart_from(name, first, stop))
+    usual = usual * average(blocks.period[outside]) if outside.any() else np.zeros(len(queued))
     between = blocks.parts.get("self_runqueue")
     if between is not None and not blocks.overlapped:
-        queued = queued - or_zero(mean(between[:, first:stop]))
-    most = np.clip(np.nanmax(queued[rows], initial=0.0), 0.0, average(blocks.period[first:stop]))
+        queued = queued - or_zero(mean(between[:, ~outside]))
+        usual = usual - or_zero(mean(between[:, outside])) if outside.any() else usual
+    if outside.any():
+        usual = np.maximum(usual, 0.0) * period / average(blocks.period[outside])
+    elif len(rows) < len(queued):
+        usual = np.full(len(queued), np.nanmedian(np.delete(queued, rows)))
+    most = np.clip(np.nanmax((queued - usual)[rows], initial=0.0), 0.0, period)
     return bool(most >= _QUEUED * longer)
 
 

@@ -281,6 +281,9 @@ SOURCES: Mapping[str, Source] = {
 LEVELS: Mapping[str, Source] = {
     "stopped": Source("hindmost_process_stopped"),
     "blocked": Source("hindmost_process_blocked", averaged=True),
+    "system": Source("hindmost_process_system_seconds_total", counter=True),
+    "read_calls": Source("hindmost_process_read_calls_total", counter=True),
+    "read_characters": Source("hindmost_process_read_characters_total", counter=True),
     "children": Source("hindmost_process_children", averaged=True),
     "children_blocked": Source("hindmost_process_children_blocked", averaged=True),
     "children_cpu": Source("hindmost_process_children_cpu_seconds_total", counter=True),
@@ -400,6 +403,15 @@ class Samples:
         elsewhere = column.level(count, np.ones(len(column.time), bool)) * (until - since) / 1e9
         sampled = np.bincount(row, minlength=count) > 0
         return np.where(sampled, np.bincount(row, column.value[inside], count), elsewhere)
+
+    def apart_from(self, name: str, first: int, stop: int) -> Floats:
+        """[R] the level of a counter in the samples that reach into none of steps [first, stop); NaN where unknown."""
+        column = self.sampled_column(name)
+        if column is None or column.seconds is None or len(self._bounds) < 2:
+            return np.full(len(self._ranks), np.nan)
+        half = column.seconds * 5e8
+        inside = (column.time + half > self._bounds[first]) & (column.time - half < self._bounds[stop])
+        return column.level(len(self._ranks), self._inside(column, None) & ~inside)
 
     def mount(self, row: int) -> tuple[str, str] | None:
         """Device and mount point whose files a rank, or its workers, waited for at most samples; ``None``: at none."""

@@ -28,6 +28,8 @@ from hindmost_judge.whatif.waste import Planned
 
 #: Exposed transfers take this share of the typical step: the job is limited by communication (of the step).
 _BOUND_TRANSFER = 0.5
+#: Per cent of the steps whose transfers are fastest: in these all ranks had a CPU, where any step is so.
+_FASTEST = 10
 #: The same for transfers that overlap with backward, which is two thirds of computing and hides as much (of the
 #: step).
 _BOUND_TRANSFER_BESIDE = 0.7
@@ -323,9 +325,14 @@ def _of_queue(blocks: Blocks, use: Callable[[], Mapping[str, CpuUse]]) -> StepLi
     whose = f". {wording.who_uses_cpus(node, *of_node[node])}" if node is not None else ""
     typical = float("nan") if used is None else float(median(used))
     uses = "" if used is None else f", and uses {typical:.{1 if typical >= 0.05 else 2}f} CPUs"
-    return StepLimit(
-        "cpu", f"{_typical_rank(blocks)} waits for a CPU {percent(float(median(rates)))} of the time{uses}{whose}"
-    )
+    waits_for = f"{_typical_rank(blocks)} waits for a CPU {percent(float(median(rates)))} of the time{uses}"
+    transfers = median(blocks.transfer, axis=0)
+    fastest = float("nan") if np.isnan(transfers).all() else float(np.nanpercentile(transfers, _FASTEST))
+    network = ""
+    if not blocks.overlapped and fastest >= _BOUND_TRANSFER * blocks.step_ns:
+        share = percent(fastest / blocks.step_ns)
+        network = f"; or a slow network: transfers are {share} of a step even where they are fastest"
+    return StepLimit("cpu", f"{waits_for}{network}{whose}")
 
 
 def _of_transfers(blocks: Blocks, queued: float) -> StepLimit | None:

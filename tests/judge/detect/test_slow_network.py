@@ -83,25 +83,33 @@ def test_the_network_is_to_blame_for_what_no_rank_is_late_by_more_than_half_of(l
     assert slow_network.rank_is_late(blocks, found, ()) != to_blame
 
 
-def queues(run: Run, **rates: float) -> Run:
-    """The same job whose ranks' main threads wait for a CPU for these parts of the time."""
+def queues(run: Run, since: int = 0, until: int = 40, **rates: float) -> Run:
+    """The same job whose ranks' main threads wait for a CPU for these parts of the time, between these seconds."""
     name, begin = "hindmost_process_runqueue_seconds_total", int(run.collectives["start_ns"].min()) // 10**9
     samples = [
-        (name, f'{{"job": "{run.job.id}", "rank": "{rank[1:]}"}}', begin + second, rate * second)
+        (
+            name,
+            f'{{"job": "{run.job.id}", "rank": "{rank[1:]}"}}',
+            begin + second,
+            rate * min(max(second - since, 0), until - since),
+        )
         for rank, rate in rates.items()
         for second in range(40)
     ]
     return replace(run, metrics=metrics(samples))
 
 
-@pytest.mark.parametrize(("rate", "kinds"), [(0.02, ["slow_link"]), (0.74, ["balanced"])])
-def test_transfers_that_may_wait_for_a_cpu_say_nothing_of_a_network(rate: float, kinds: list[str]) -> None:
-    """Other jobs leave the node at step 68 of 140: until then transfers took 20 of 60 ms longer."""
+@pytest.mark.parametrize(
+    ("rate", "until", "kinds"), [(0.02, 40, ["slow_link"]), (0.74, 4, ["balanced"]), (0.74, 40, ["slow_link"])]
+)
+def test_transfers_that_may_wait_for_a_cpu_say_nothing_of_a_network(rate: float, until: int, kinds: list[str]) -> None:
+    """Transfers take 20 of 60 ms longer until step 68 of 140, at 4 s: where other jobs leave the node then, not where
+    CPUs stay as full."""
     run = make(Load(ranks=2, steps=140, compute=40.0, noise=1.0, transfer=2.0))
     table, busy = dict(run.collectives), np.minimum(run.collectives["seq"], 68)
     table["start_ns"] = table["start_ns"] + busy * 20_000_000
     table["duration_ns"] = table["duration_ns"] + np.where(table["seq"] < 68, 20_000_000, 0)
-    run = queues(replace(run, collectives=table), r0=rate, r1=rate)
+    run = queues(replace(run, collectives=table), 0, until, r0=rate, r1=rate)
     assert [verdict.kind for verdict in judge(run).verdicts] == kinds
 
 
@@ -113,9 +121,26 @@ def on_cpus(run: Run) -> Run:
     return replace(run, steps=steps, collectives=run.collectives | {"flags": 0 * run.collectives["flags"]})
 
 
-@pytest.mark.parametrize(("rate", "ranks"), [(0.0, [(0, 2, 4, 6)]), (0.5, [])])
-def test_nor_do_those_of_one_group(rate: float, ranks: list[tuple[int, ...]]) -> None:
-    """A group one of whose ranks lacks a CPU takes longer than its sister, over the same links."""
+@pytest.mark.parametrize(("lacks", "ranks"), [(False, [(0, 2, 4, 6)]), (True, [])])
+def test_nor_do_those_of_one_group(lacks: bool, ranks: list[tuple[int, ...]]) -> None:
+    """A group one of whose ranks lacks a CPU from then on takes longer than its sister, over the same links."""
     scenario = Scenario(8, STEPS, seed=3, layout="tp_dp", tensor=2, faults=(Fault("network", (2,), 0.2, ONSET),))
-    run = queues(on_cpus(simulate(scenario, metrics=False).run), r2=rate)
+    run = on_cpus(simulate(scenario, metrics=False).run)
+    start, step = run.collectives["start_ns"], run.steps["step"]
+    onset = int(run.steps["start_ns"][step == ONSET].min() - start.min()) // 10**9
+    run = queues(run, onset, r2=0.5 * lacks)
     assert [verdict.ranks for verdict in links(run)] == ranks
+
+
+@pytest.mark.parametrize(("fast", "network"), [(0, True), (30, False)])
+def test_full_cpus_and_a_slow_network_are_told_apart_where_all_ranks_once_had_a_cpu(fast: int, network: bool) -> None:
+    """Transfers of 40 ms are slow in each step, or not in those in which no rank waits for a CPU."""
+    run = make(Load(ranks=2, steps=140, compute=10.0, noise=0.1, transfer=40.0))
+    table, seq = dict(run.collectives), run.collectives["seq"]
+    quick = seq % 140 < fast
+    table["duration_ns"] = table["duration_ns"] - np.where(quick, 39_000_000, 0)
+    table["start_ns"] = table["start_ns"] - np.minimum(seq, fast) * 39_000_000
+    bound = judge(queues(replace(run, collectives=table), r0=0.74, r1=0.74)).job.bound
+    assert bound is not None
+    assert bound.by == "cpu"
+    assert ("or a slow network: transfers are 80 %" in bound.evidence) == network
