@@ -16,6 +16,7 @@ import numpy as np
 
 from hindmost_judge import communication, efficiency, usage
 from hindmost_judge.causes import cpu_sharing, cpu_wait
+from hindmost_judge.causes.slow_computing import READS, SMALL_READ
 from hindmost_judge.causes.telemetry import POWER_CAP, SLOWING_REASONS, Metrics
 from hindmost_judge.communication import Traffic
 from hindmost_judge.model import Run
@@ -59,8 +60,6 @@ WORKERS_BUSY = 0.7
 ONE_THREAD = 1.1
 #: GPUs: busy, memory nearly full or half empty, SMs active, tensor cores idle, clock of the highest one.
 BUSY, NEARLY_FULL, HALF, ACTIVE, IDLE_TENSOR, CLOCK = 0.90, 0.95, 0.50, 0.50, 0.02, 0.90
-#: A read is small below this many bytes; reads matter from this many a second on.
-SMALL_READ, READS = 16 << 10, 1000.0
 #: Page faults that read from disk, a second.
 FAULTS = 10.0
 #: FP32 pipes that work this much have arithmetic for tensor cores.
@@ -718,8 +717,9 @@ def _storage(facts: Facts) -> Advice | None:
 
 
 def with_domains(found: Sequence[Verdict], run: Run, seen: Overview | None, *, stalled: bool) -> list[Verdict]:
-    """The verdicts, with that on an uneven domain for those in doubt; with advice on it first where its ranks are
-    late all along, and this costs no more than twice as much. Such a rank may have a slow CPU, too."""
+    """The verdicts, with that on an uneven domain for those in doubt. A rank that computes longer all along may have
+    a larger domain or a slower CPU: it is advised on both, first on what memory and messages show, with the cost of
+    each."""
 
     def may_be_uneven(one: Verdict) -> bool:
         if one.kind == "balanced":
@@ -728,16 +728,26 @@ def with_domains(found: Sequence[Verdict], run: Run, seen: Overview | None, *, s
         return one.kind in LATE and one.cause in ("compute", "unknown") and all_along
 
     facts = Facts(run, seen, ())
-    uneven = _domains(facts) if any(map(may_be_uneven, found)) else None
-    if uneven is None:
+    longest = _longest_work(facts) if any(map(may_be_uneven, found)) else None
+    if longest is None:
         return list(found)
+    uneven = _domains(facts, longest)
 
     def advised(one: Verdict) -> Verdict:
-        another = one.kind in LATE and not set(one.ranks) <= set(uneven.ranks)
-        if not may_be_uneven(one) or another or (one.cost_ratio or 0.0) > 2 * uneven.share:
+        another = one.kind in LATE and not set(one.ranks) <= set(longest.ranks)
+        cost = one.cost_ratio or 0.0
+        if not may_be_uneven(one) or another or (one.cause != "compute" and cost > _WHOLE * longest.gone):
             return one
-        if one.ranks:
-            return replace(one, advice=(f"{uneven.set} ({uneven.found})", *one.advice))
+        if one.ranks and uneven is not None:
+            of_cost = replace(longest, spread=cost * longest.part) if one.cause == "compute" and cost > 0 else longest
+            shown = _domains(facts, of_cost) or uneven
+            return replace(one, advice=(f"{shown.set} ({shown.found})", *one.advice))
+        if one.kind == "straggler" and one.cause == "compute" and one.advice and cost > 0:
+            elsewhere = one.advice[-1].rpartition(", ")[0].replace("; if", ". If")  # ..., give it less work
+            saves = f"spread it evenly ({_BALANCERS}) to save {percent(cost * longest.part)}, not {percent(cost)}"
+            return replace(one, advice=(*one.advice[:-1], f"{elsewhere}, its work is larger: {saves}"))
+        if one.ranks or uneven is None:
+            return one
         return Verdict(
             "uneven_workload",
             cause="workload",
@@ -753,8 +763,31 @@ def with_domains(found: Sequence[Verdict], run: Run, seen: Overview | None, *, s
     return [advised(one) for one in found]
 
 
-def _domains(facts: Facts) -> Advice | None:
-    """Uneven work, its CPU time if measured, of a compiled program, that its memory or its messages show, too."""
+#: How to divide a domain by work.
+_BALANCERS = "LAMMPS `fix balance`, another process grid"
+_DIVIDE = f"divide the domain by work: the program's load balancer, {_BALANCERS}"
+#: A verdict of unknown cause costs at most this many times what a rank works longer than the typical other one.
+_WHOLE = 1.25
+
+
+@dataclass(frozen=True)
+class _Longest:
+    """The ``rank`` that works longest, with ``ranks`` that work about as long; ns of the ``longest`` and ``mean`` work.
+
+    Shares of the mean step that are saved: ``spread`` evenly over all, or with what it works longer than the typical
+    other one ``gone``. The one is this ``part`` of the other: of what ranks wait for a CPU with their work, too."""
+
+    rank: int
+    ranks: tuple[int, ...]
+    longest: float
+    mean: float
+    spread: float
+    gone: float
+    part: float
+
+
+def _longest_work(facts: Facts) -> _Longest | None:
+    """Uneven work, its CPU time if measured, of a compiled program; ``None`` where it is even."""
     if facts.seen is None or not facts.compiled or len(facts.seen.ranks) < 2:
         return None
     cpu = facts.seen.planes.get("self_cpu")
@@ -763,20 +796,38 @@ def _domains(facts: Facts) -> Advice | None:
         return None
     work = median(own, axis=1)  # what it saves now and then is no domain
     row = int(np.nanargmax(work))
-    longest, mean, rank = float(work[row]), float(np.nanmean(work)), int(facts.seen.ranks[row])
-    shown, spread = _more_of(facts, rank), longest - mean
-    if spread < UNEVEN * longest or not shown or not facts.step > 0:
+    longest, mean = float(work[row]), float(np.nanmean(work))
+    spread = longest - mean
+    if spread < UNEVEN * longest or not facts.step > 0:
         return None
-    saved = min(spread, float(np.nanmean(own[row]) - np.nanmean(own))) / facts.step  # of the mean step, as that is
+    in_mean = float(np.nanmean(own[row]) - np.nanmean(own))  # of the mean step, as that is
+    gone = longest - float(np.nanmedian(np.delete(work, row)))
+    return _Longest(
+        int(facts.seen.ranks[row]),
+        tuple(facts.seen.ranks[work >= mean + spread / 2].tolist()),
+        longest,
+        mean,
+        min(spread, in_mean) / facts.step,
+        gone / facts.step,
+        min(spread / gone, 1.0),
+    )
+
+
+def _domains(facts: Facts, longest: _Longest | None = None) -> Advice | None:
+    """Uneven work of which memory or messages show that it is no slower CPU."""
+    longest = longest or _longest_work(facts)
+    shown = _more_of(facts, longest.rank) if longest is not None else ""
+    if longest is None or not shown:
+        return None
     return Advice(
         "uneven domains",
-        f"rank {rank} works {ms(longest)} of the step, the mean rank {ms(mean)}, and has {shown}; spread evenly, a"
-        f" step is {percent(saved)} shorter",
+        f"rank {longest.rank} works {ms(longest.longest)} of the step, the mean rank {ms(longest.mean)}, and has"
+        f" {shown}; spread evenly, a step is {percent(longest.spread)} shorter",
         f"the mean rank works {percent(UNEVEN)} less than the longest, which has {MORE:.1f} times the others' memory,"
         " calls or bytes",
-        "divide the domain by work: the program's load balancer (LAMMPS `fix balance`), another process grid",
-        saved,
-        ranks=tuple(facts.seen.ranks[work >= mean + spread / 2].tolist()),
+        _DIVIDE,
+        longest.spread,
+        ranks=longest.ranks,
     )
 
 
@@ -788,7 +839,8 @@ def _more_of(facts: Facts, rank: int) -> str:
     table = facts.run.collectives
     known, row = np.unique(table["rank"], return_inverse=True)
     row = row.ravel()
-    sums = {"calls": np.ones(len(row)), "bytes sent and received": np.maximum(table["bytes"], 0)}
+    calls = np.where(table["comm"] == 0, np.maximum(table["seq"], 1), 1)  # many short ones share a row
+    sums = {"calls": calls, "bytes sent and received": np.maximum(table["bytes"], 0)}
     counts = {name: np.bincount(row, values, len(known)).tolist() for name, values in sums.items()}
     by_rank = {"memory": facts.rank("resident_memory_bytes", "median")}
     by_rank |= {name: dict(zip(known.tolist(), values, strict=True)) for name, values in counts.items()}

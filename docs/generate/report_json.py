@@ -57,7 +57,7 @@ SECTIONS: dict[Any, tuple[str, dict[str, str]]] = {
             "given": "ranks of earlier verdicts: the cost is what fixing this one saves once they are fixed",
             "confidence": "how sure the ranks are; of the name, not of the cost",
             "explained": "share of the delay that the cause's measurement explains",
-            "partial": "with cause `unknown`: the measurement that explains most",
+            "partial": "with cause `unknown`: what explains most; else what is known of it: `quota`, `small_reads`",
             "causes": "with cause `unknown`: two causes at once, which explain it together; else empty",
             "evidence": "sentences with the measurements behind it",
             "advice": "what to do; in `/2` settings of `sections.advice` that remedy slow input are in its place",

@@ -387,7 +387,9 @@ def test_a_rank_that_waits_for_a_cpu_has_no_larger_domain() -> None:
     assert needs["uneven domains"].ranks == (3,)
 
 
-LATE = Verdict("straggler", ranks=(3,), cause="compute", advice=("look",))
+LATE = Verdict(
+    "straggler", ranks=(3,), cause="compute", advice=("look elsewhere; if slow there too, give it less work",)
+)
 DOUBTFUL = Verdict("balanced", confidence=UNSURE, advice=("wait",))
 
 
@@ -399,7 +401,14 @@ DOUBTFUL = Verdict("balanced", confidence=UNSURE, advice=("wait",))
         pytest.param(replace(LATE, ranks=(2,)), False, "straggler", "compute", False, id="another rank"),
         pytest.param(replace(LATE, cause="cpu_contention"), False, "straggler", "cpu_contention", False, id="waits"),
         pytest.param(replace(LATE, since_step=40), False, "straggler", "compute", False, id="domains do not change"),
-        pytest.param(replace(LATE, cost_ratio=1.0), False, "straggler", "compute", False, id="it saves too little"),
+        pytest.param(
+            replace(LATE, cause="unknown", cost_ratio=1.0),
+            False,
+            "straggler",
+            "unknown",
+            False,
+            id="it saves too little",
+        ),
         pytest.param(DOUBTFUL, False, "uneven_workload", "workload", True, id="noise may be as long"),
         pytest.param(DOUBTFUL, True, "balanced", None, False, id="a stall has another reason"),
         pytest.param(replace(DOUBTFUL, confidence=0.9), False, "balanced", None, False, id="it costs nothing"),
@@ -419,6 +428,30 @@ def test_a_rank_that_works_four_times_as_long_may_have_a_slow_cpu() -> None:
     """A clock held down, or a debug build, does that: nothing else says that its work is larger."""
     run = job(*of_memory(1.0, 1.0, 1.0, 1.0), framework="mpi")
     assert tuning.with_domains([DOUBTFUL], run, works(20.0, 20.0, 20.0, 90.0), stalled=False) == [DOUBTFUL]
+
+
+def test_a_rank_that_computes_longer_is_advised_on_its_cpu_and_on_its_work() -> None:
+    """Where neither memory nor messages tell which it is, with what each saves: of its wait for a CPU, too."""
+    run = job(*of_memory(1.0, 1.0, 1.0, 1.0), framework="mpi")
+    costs = replace(LATE, cost_ratio=0.7)
+    (found,) = tuning.with_domains([costs], run, works(20.0, 20.0, 20.0, 90.0), stalled=False)
+    (advice,) = found.advice
+    assert advice.startswith("look elsewhere. If slow there too, its work is larger: spread it evenly (LAMMPS")
+    assert advice.endswith("to save 52 %, not 70 %")
+
+
+def test_short_calls_that_share_a_record_are_counted_each() -> None:
+    """Rank 3 waits for none, and has few records of 300 calls each; the others have 301 records."""
+    run = job(*of_memory(1.0, 1.0, 1.0, 1.0), framework="mpi")
+    each = [(rank, 7, 0) for rank in range(3) for _ in range(301)] + [(3, 7, 0), (3, 0, 300)]
+    rank, comm, seq = np.array(each).T
+    calls = table("collectives", rank=rank, comm=comm, seq=seq, op="wait", peer=-1)
+    assert "uneven domains" not in advised(replace(run, collectives=calls), works(20.0, 20.0, 20.0, 90.0))
+    many = table("collectives", rank=rank, comm=comm, seq=2 * seq, op="wait", peer=-1)
+    assert (
+        "2.0 times the calls"
+        in advised(replace(run, collectives=many), works(20.0, 20.0, 20.0, 90.0))["uneven domains"].found
+    )
 
 
 def test_spreading_work_saves_no_more_than_its_part_of_the_mean_step() -> None:

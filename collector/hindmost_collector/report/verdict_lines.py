@@ -228,6 +228,8 @@ _DOING = {
 }
 
 
+#: What is known of a cause, where it says more than that.
+_FINER = {"quota": "stopped by its CPU quota", "small_reads": "reading many small files"}
 #: The same of an unknown cause, by the measurement that explains most of the delay.
 _PARTLY = {"blocked": "off the CPU, cause unknown", "idle": "launching GPU work late, cause unknown"}
 
@@ -235,7 +237,7 @@ _PARTLY = {"blocked": "off the CPU, cause unknown", "idle": "launching GPU work 
 def doing(one: Mapping[str, Any]) -> str:
     """What a verdict's cause says that its ranks do."""
     causes = one.get("causes") or (one.get("cause") or "unknown",)
-    words = " and ".join(_DOING.get(cause, cause) for cause in causes)
+    words = _FINER.get(one.get("partial") or "") or " and ".join(_DOING.get(cause, cause) for cause in causes)
     if words == _DOING["unknown"]:
         words = _unknown(one.get("partial"), one.get("explained") or 0.0)
     return words if len(one["ranks"]) < 2 else words.replace("its ", "their ").replace("their GPU", "their GPUs")

@@ -97,7 +97,7 @@ def _by_quota(run: Run, nodes: dict[str, tuple[int, int]], known: set[str]) -> l
 
 
 @dataclass(frozen=True)
-class _Group:
+class QuotaGroup:
     """A control group with a quota: how many CPUs it may use, its ranks, and for how many s per s it was stopped."""
 
     node: str
@@ -111,7 +111,7 @@ class _Group:
 class _Quotas:
     """The control groups that have a quota, and whether the group of every rank is known."""
 
-    groups: list[_Group]
+    groups: list[QuotaGroup]
     all_known: bool
 
 
@@ -133,12 +133,12 @@ def _quotas(run: Run) -> _Quotas:
         within = name.rstrip("/") + "/"
         if cpus > 0:
             ranks = tuple(rank for rank, group in on.get(node, ()) if group.startswith(within))
-            groups.append(_Group(node, name, cpus, ranks, stopped.get((node, name), 0.0)))
+            groups.append(QuotaGroup(node, name, cpus, ranks, stopped.get((node, name), 0.0)))
     return _Quotas(groups, len(stated) == len(run.ranks["rank"]))
 
 
-def own_quota(run: Run, rank: int) -> tuple[str, float] | None:
-    """The control group that stops this rank and allows it fewer CPUs than any other rank has, and how many.
+def own_quota(run: Run, rank: int) -> QuotaGroup | None:
+    """The control group that stops this rank and allows it fewer CPUs than any other rank has.
 
     ``None``: there is no such group, or the group of some rank is not known.
     """
@@ -147,7 +147,7 @@ def own_quota(run: Run, rank: int) -> tuple[str, float] | None:
     if own is None or not quotas.all_known or own.stopped < QUOTA:
         return None
     as_few = {other for one in quotas.groups if one.cpus <= own.cpus for other in one.ranks}
-    return (own.name, own.cpus) if as_few == {rank} else None
+    return own if as_few == {rank} else None
 
 
 def last_stated(run: Run, metrics: Metrics, name: str, label: str) -> dict[int, tuple[str, str]]:

@@ -26,6 +26,10 @@ _GPU_SHARED_UNSEEN = 0.1
 #: A shared GPU slows the optimizer too, by at least this share of forward's slowdown (of forward's slow-down).
 _GPU_SHARED_OPTIMIZER = 0.5
 
+#: A read is small below this many bytes. Reads matter from this many a second on, and explain a rank's longer computing
+#: if this share of that is the kernel's: what the program does with each comes with it.
+SMALL_READ, READS, _IN_KERNEL = 16 << 10, 1000.0, 0.5
+
 #: What :func:`finer` may find that longer computing is made of.
 COMPUTE_CAUSES = ("workload", "gpu_throttle", "gpu_contention")
 
@@ -57,7 +61,23 @@ def refined_compute_cause(
             "unknown",
             "all work on its GPU is slower: its board, or a process that was not recorded",
         )
-    return "compute", None
+    reads = _small_reads(blocks, row, columns)
+    return ("compute", None) if reads is None else ("io", reads)
+
+
+def _small_reads(blocks: Blocks, row: int, columns: Array) -> str | None:
+    """What shows that a rank computes longer because it makes many small reads, most of whose time is the kernel's."""
+    names = ("system", "read_calls", "read_characters")
+    levels = [None if blocks.samples is None else blocks.samples.level(name, columns) for name in names]
+    system, calls, characters = (np.full(len(blocks.ranks), np.nan) if one is None else one for one in levels)
+    kernel = (system[row] - others_level(system, row)) * average(blocks.period[columns])
+    theirs = others_level(calls, row)
+    if not kernel >= _IN_KERNEL * _longer(blocks, row, columns) > 0 or not calls[row] - theirs >= READS:
+        return None
+    size = float(characters[row] / calls[row])
+    if size > SMALL_READ:
+        return None
+    return f"reads from files: {calls[row]:,.0f} a second of {size:,.0f} bytes each, others {theirs:,.0f} a second"
 
 
 def more_work(blocks: Blocks, row: int, columns: Array, settings: Settings) -> tuple[str, float] | None:
@@ -80,24 +100,6 @@ def _work_beyond(blocks: Blocks, row: int, columns: Array) -> float:
     typical = median(blocks.work[:, columns], axis=1)
     theirs = others_level(typical, row)
     return float(typical[row]) / theirs - 1 if theirs > 0 else float("nan")
-
-
-def left(why: str, blocks: Blocks, row: int, columns: Array) -> float:
-    """The share of a rank's longer computing over these steps that is due to one of :data:`FINER`, or to none
-    (``compute``).
-
-    All of it where that is unknown.
-    """
-    now, longer = blocks.gauges(columns), _longer(blocks, row, columns)
-    shared = _contended(now, {}, row) is not None
-    by_work, lower = _work_beyond(blocks, row, columns), max(_lower(now, row), 0.0)
-    due = {"workload": np.nan_to_num(by_work), "gpu_throttle": lower if lower > _CLOCKS_DIFFER else 0.0}
-    if not longer > 0 or (shared and why not in due):
-        return 1.0
-    driven = _driven(blocks, row, columns)
-    if why in due:
-        return float(due[why]) * driven / longer
-    return max(1.0 - float(sum(due.values())) * driven / longer, 0.0) if why == "compute" else 0.0
 
 
 def _levels(blocks: Blocks, columns: Array, since: int) -> tuple[dict[str, Floats], dict[str, Floats]]:

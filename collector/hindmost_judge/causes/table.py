@@ -28,9 +28,6 @@ _MOST_HIDDEN = 3.0
 _OWN_MAJOR_FAULTS = 10.0
 #: Storage traffic at which a node's I/O wait is this rank's own; logs and metrics are kilobytes (MB a second).
 _OWN_FILE_MB = 1.0
-#: Rate at which file I/O explains the idle GPU; a copy from memory takes a fortieth of that time (MB moved to or
-#: from storage a second in which a GPU idles).
-_IDLE_FILE_MB = 250.0
 #: A rank that computes longer by more than this queues for CPUs with its own work: no contention (of the delay).
 _QUEUE_WITHOUT_WORK = 0.1
 #: Run-queue delay of the main thread above its peers, before that of its other threads counts (of the step).
@@ -117,7 +114,7 @@ def explain(blocks: Blocks, row: int, columns: Array, settings: Settings, betwee
             if name == "compute":  # but for what shows ``between`` collectives, which is known in full
                 phases = _shares(blocks, row, columns, 0.0) if between else shares
                 beyond = _beyond(blocks, phases.get(name, 0.0) / delay)
-            partial = name if why == "unknown" else None
+            partial = {"unknown": name, "io": "small_reads"}.get(why) if name == "compute" else None
             return Cause(why, fractions[name], partial, listed, remark, beyond, queued=queued)
     more = slow_computing.more_work(blocks, row, columns, settings)
     if more is not None:  # of work launched later, too: more samples lengthen all in their ratio
@@ -173,9 +170,6 @@ def _shares(blocks: Blocks, row: int, columns: Array, between: float) -> dict[st
     late = average(blocks.delay[row, columns])
     idle = gpu_idle(blocks, row, columns) if blocks.lanes is None else 0.0  # its host is judged itself
     found = with_gpu_idle(_measured(blocks, row, columns, between), idle, late)
-    moved = of_its_own(blocks, row, columns, found.get("idle", 0.0))
-    if moved is not None:
-        found[moved] = found.get(moved, 0.0) + found.pop("idle")
     stood = of_files(blocks, row, columns)
     if stood > 0:
         explained = sum(max(ns, 0.0) for name, ns in found.items() if name not in _UNEXPLAINED)
@@ -188,7 +182,7 @@ def _shares(blocks: Blocks, row: int, columns: Array, between: float) -> dict[st
 
 def _measured(blocks: Blocks, row: int, columns: Array, between: float) -> dict[str, float]:
     """Cause to ns a step of this rank's delay by its phases, CPU times and kernel counters."""
-    parts = blocks.parts
+    parts = _with_most_of_peers(blocks, row)
     found = of_memory(blocks, row, columns)
     for phase in NOW_AND_THEN:
         if phase in parts:
@@ -220,6 +214,17 @@ def _measured(blocks: Blocks, row: int, columns: Array, between: float) -> dict[
     found |= {"idle": launched} if launched > 0 else {}
     _charge_rest(blocks, row, columns, found)
     return found
+
+
+def _with_most_of_peers(blocks: Blocks, row: int) -> dict[str, Floats]:
+    """The parts, with those of a peer's self time that were not read as all of it: none of them is longer."""
+    peers = (np.arange(len(blocks.ranks)) != row)[:, None]
+    most = {
+        name: np.where(np.isnan(part) & peers, blocks.self_time, part)
+        for name, part in blocks.parts.items()
+        if name in ("self_cpu", "self_runqueue", "self_blocked")
+    }
+    return blocks.parts | most
 
 
 def _charge_computing(blocks: Blocks, row: int, columns: Array, found: dict[str, float], between: float) -> None:
@@ -509,23 +514,6 @@ def of_files(blocks: Blocks, row: int, columns: Array) -> float:
         return 0.0
     own = moved is not None and _stands_out(moved, row, _OWN_FILE_MB * 1e6)
     return _stood(blocks, row, columns, "io_pressure", _pressure_beyond(levels.get("io_pressure"), row, own=own))
-
-
-def of_its_own(blocks: Blocks, row: int, columns: Array, idle: float) -> str | None:
-    """What a rank whose GPU idles for ``idle`` ns a step waits for: ``memory``, ``io``, or nothing that shows.
-
-    The kernel's counters miss most waits for storage that answers at once. But if a single rank moves so much data
-    that it can have done little else, on a node whose tasks stall for storage, it waited for storage.
-    """
-    levels = blocks.gauges(columns)
-    moved = _moved(levels)
-    step = average(blocks.period[columns])
-    if moved is None or not idle > 0 or moved[row] * step < _IDLE_FILE_MB * 1e6 * idle:
-        return None
-    if _own_faults(levels, row):
-        return "memory" if _pressure_beyond(levels.get("memory_pressure"), row, own=True) > 0 else None
-    own = _stands_out(moved, row, _OWN_FILE_MB * 1e6)
-    return "io" if own and _pressure_beyond(levels.get("io_pressure"), row, own=True) > 0 else None
 
 
 def _own_faults(levels: dict[str, Floats], row: int) -> bool:

@@ -24,7 +24,7 @@ from hindmost_judge.job_command import (
 from hindmost_judge.model import GPU_TIME, Job, Run, rows
 from hindmost_judge.verdict import stacks
 from hindmost_judge.verdict.schema import LATE, Verdict
-from hindmost_judge.verdict.wording import SAVING, attach, names, with_cause
+from hindmost_judge.verdict.wording import SAVING, attach, names, percent, with_cause
 
 #: Nodes, and processes, that an advice lists.
 _NAMED, _PIDS = 4, 4
@@ -52,8 +52,8 @@ class Place:
     framework: str
     python: bool
     runs: bool
-    #: The control group that allows the only rank fewer CPUs than others have, and how many.
-    quota: tuple[str, float] | None = None
+    #: The control group whose CPU quota stops the only rank, and no other.
+    quota: cpu_sharing.QuotaGroup | None = None
     #: Whether ranks with late input were seen to read from storage.
     storage: bool = False
 
@@ -128,7 +128,14 @@ def on(found: Verdict, run: Run, *, storage: bool = False, usual: float = 0.0) -
     cause = ON_HOST if found.on_host else found.cause or "unknown"
     where, causes = replace(place(run, found.ranks), storage=storage), found.causes or (cause,)
     if "cpu_contention" in causes and len(found.ranks) == 1:
-        where = replace(where, quota=cpu_sharing.own_quota(run, found.ranks[0]))
+        quota = cpu_sharing.own_quota(run, found.ranks[0])
+        if quota is not None and quota.stopped >= (found.cost_ratio or 0.0) / 2:  # else others keep it waiting
+            stopped = f"its control group was stopped {percent(quota.stopped)} of the time by its CPU quota"
+            partial = "quota" if found.cause == "cpu_contention" else found.partial
+            found = replace(found, partial=partial, evidence=(*found.evidence[:1], stopped, *found.evidence[1:]))
+            where = replace(where, quota=quota)
+    if found.partial in _OF_CAUSE and found.cause != "unknown":
+        causes = (found.partial,)
     blocked = found.cause == "unknown" and found.partial == "blocked"
     off = stacks.off_cpu(run, found.ranks[:_NAMED], found.cost_ratio or 0.0, usual) if blocked else {}
     others = [rank for rank in found.ranks if rank not in off]
@@ -179,8 +186,10 @@ def of_cause(cause: str, at: Place) -> str:
 
 def _free_cpus(at: Place, who: str) -> str:
     if at.quota is not None:
-        group, limit = at.quota
-        return f"raise the CPU limit of {who}{at.on}: its control group {group} may use {limit:g} CPUs, others more"
+        group = at.quota.name.rstrip("/")
+        file = f"`echo max > /sys/fs/cgroup{group}/cpu.max`, or what sets it: " if group else ""
+        may = f"its control group {at.quota.name} may use {at.quota.cpus:g} CPUs, others more"
+        return f"raise the CPU quota of {who}{at.on}: {may} ({file}{CPU_QUOTA})"
     its, pid = "its" if len(at.ranks) == 1 else "their", at.pids[0] if at.runs and len(at.pids) == 1 else "PID"
     bound = f"the CPU binding of {who}{at.on} (`taskset -cp {pid}`), {its} cgroup quota, and other processes"
     return f"check {bound} (`top`)" if at.runs else f"run the job again. Check {bound} (`top`)"
@@ -197,8 +206,15 @@ def of_stopped(at: Place, who: str = "", *, still: bool = False) -> str:
     return f"find what stopped {who}{which}{at.on}: SIGSTOP, Ctrl-Z, a debugger, cpulimit, the scheduler"
 
 
-_OF_ONE = {"it": "it", "its": "its", "gpu": "GPU", "link": "link", "reads": "reads and writes"}
-_OF_SEVERAL = {"it": "them", "its": "their", "gpu": "GPUs", "link": "links", "reads": "read and write"}
+_OF_ONE = {"it": "it", "its": "its", "gpu": "GPU", "link": "link", "reads": "reads and writes", "reads_it": "reads"}
+_OF_SEVERAL = {
+    "it": "them",
+    "its": "their",
+    "gpu": "GPUs",
+    "link": "links",
+    "reads": "read and write",
+    "reads_it": "read",
+}
 _OF_CAUSE = {
     "h2d": "check the PCIe {link} of the {gpu} of {who}{on} (`nvidia-smi -q{smi}`, section PCI). Use pinned memory",
     "gpu_contention": "stop other processes on the {gpu} of {who}{on} (`nvidia-smi{smi}` lists them), or move {it}",
@@ -206,6 +222,7 @@ _OF_CAUSE = {
     "gc": "call gc.freeze() after start-up, or gc.collect() in the same step on all ranks",
     "checkpoint": f"save {SAVING}",
     "memory": "free memory{on}: `free -m` and `vmstat 1` show who uses it and what is swapped",
+    "small_reads": "pack what {who} {reads_it}{on} into few large files (tar, HDF5), or read it once and keep it",
     "io": "check the disk or mount that {who} {reads}{on}: `iostat -x 1`",
     "workload": "give {who} as much work per step as {its} peers",
 }

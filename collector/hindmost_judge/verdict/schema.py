@@ -78,7 +78,7 @@ class Verdict:
     given: tuple[int, ...] = ()  # ranks of verdicts before, once which are repaired the cost is saved
     confidence: float | None = None
     explained: float | None = None  # fraction of the delay that the cause's measurement explains
-    partial: str | None = None  # with cause unknown: the measurement that explains most
+    partial: str | None = None  # with cause unknown: what explains most; else: quota, small_reads
     causes: tuple[str, ...] = ()  # with cause unknown: two that explain it together
     evidence: tuple[str, ...] = ()
     advice: tuple[str, ...] = ()

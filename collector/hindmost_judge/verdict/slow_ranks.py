@@ -44,7 +44,7 @@ def of_slowdowns(
     explained = [(slowdown, why_late.cause_of(blocks, slowdown, settings)) for slowdown in costly]
     explained = [(loading.with_stalls(blocks, slowdown, cause, settings), cause) for slowdown, cause in explained]
     explained = [
-        (savings.with_waits(blocks, one, why.cause if why.partial is None else why.partial), why)
+        (savings.with_waits(blocks, one, why.partial if why.cause == "unknown" and why.partial else why.cause), why)
         for one, why in explained
     ]
     whole = dict(zip(costly, (slowdown for slowdown, _ in explained), strict=True))

@@ -144,11 +144,11 @@ def test_a_step_of_which_most_was_measured_shows_what_its_rank_waits_for() -> No
 @pytest.mark.parametrize(
     ("other", "stopped", "sampled", "raises"),
     [
-        (None, 0.2, 2, True),
-        (2.0, 0.2, 2, True),
-        (0.5, 0.2, 2, False),
-        (2.0, 0.0, 2, False),  # a limit that stops nothing
-        (2.0, 0.2, 1, False),  # the other rank's limit is not known
+        (None, 0.5, 2, True),
+        (2.0, 0.5, 2, True),
+        (0.5, 0.5, 2, False),
+        (2.0, 0.1, 2, False),  # a limit that explains little
+        (2.0, 0.5, 1, False),  # the other rank's limit is not known
     ],
 )
 def test_the_advice_is_to_raise_a_lower_quota(other: float | None, stopped: float, sampled: int, raises: bool) -> None:
@@ -165,8 +165,9 @@ def test_the_advice_is_to_raise_a_lower_quota(other: float | None, stopped: floa
         found.append(("hindmost_process_cpu_cgroup_info", labels, 1, 1.0))
     (verdict,) = judge(replace(run, metrics=metrics(found))).verdicts
     assert verdict.cause == "cpu_contention"
-    wanted = "raise the CPU limit of rank 1 on node0: its control group /slow may use 0.5 CPUs, others more"
-    assert (verdict.advice == (wanted,)) == raises
+    wanted = "raise the CPU quota of rank 1 on node0: its control group /slow may use 0.5 CPUs, others more (`echo max"
+    assert verdict.advice[0].startswith(wanted) == (verdict.partial == "quota") == raises
+    assert ("its control group was stopped 50 % of the time by its CPU quota" in verdict.evidence) == raises
 
 
 def test_a_rank_without_calls_in_a_step_shows_no_cpu_time() -> None:

@@ -1,6 +1,7 @@
 """Which measurement explains a delay: a slow or idle GPU, files, memory."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +11,8 @@ from hindmost_judge.judge import judge
 from hindmost_judge.model import Run
 from hindmost_judge.verdict.schema import Verdict
 
-from tests.runs import only_verdict
+from tests.runs import made, only_verdict, rows_of
+from tests.scenarios.loads import metrics
 
 
 def slow(cause: str, **more: int) -> Run:
@@ -23,11 +25,11 @@ def the(run: Run) -> Verdict:
     return verdict
 
 
-def changed(run: Run, name: str, value: float, every: bool = False) -> Run:
-    """The run with samples of one metric set, of rank 3's GPU or of every GPU."""
+def changed(run: Run, name: str, value: float, every: bool = False, gpu: int = 3) -> Run:
+    """The run with samples of one metric set, of one rank's GPU or of every GPU."""
     held = run.metrics["name"] == name
     if not every:
-        held &= np.char.find(run.metrics["labels"], "GPU-00000003") >= 0
+        held &= np.char.find(run.metrics["labels"], f"GPU-0000000{gpu}") >= 0
     assert held.any()
     return replace(run, metrics=run.metrics | {"value": np.where(held, value, run.metrics["value"])})
 
@@ -95,42 +97,19 @@ def test_a_gpu_that_is_slow_in_everything_may_be_shared_unnoticed() -> None:
 
 BUSY = "hindmost_gpu_utilization_ratio"
 WRITTEN = "hindmost_process_written_bytes_total"
-FAULTS = "hindmost_process_major_page_faults_total"
 WAITED = "hindmost_node_pressure_waiting_seconds_total"
 
 
-def late_in_forward(busy: float, written: float = 0.0, faults: float = 0.0, waited: float = 0.0) -> Run:
-    """A job in which rank 1's forward on the GPU is 40 % of a step longer, that GPU being ``busy`` of the time.
-    ``written`` (bytes a second) and ``faults`` (a second) are that rank's alone; ``waited`` (s/s) is its node's."""
+def late_in_forward(busy: float) -> Run:
+    """A job in which rank 1's forward on the GPU is 40 % of a step longer, that GPU being ``busy`` of the time."""
     run = simulate(Scenario(ranks=4, steps=100, seed=3, faults=(Fault("compute", (1,), 0.4),))).run
-    table = run.metrics
-    seconds = (table["time_ns"] - table["time_ns"].min()) / 1e9
-    labels = table["labels"].astype(str)
-    its = (np.char.find(labels, '"GPU-00000001"') >= 0) | (np.char.find(labels, '"rank": "1"') >= 0)
-    value = np.array(table["value"])
-    for name, level in ((WRITTEN, its * written), (FAULTS, its * faults), (WAITED, waited)):
-        held = table["name"] == name
-        value[held] = (seconds * level)[held]
-    held = table["name"] == BUSY
-    value[held] = np.where(its, busy, 1.0)[held]
-    return replace(run, metrics=table | {"value": value})
+    return changed(changed(run, BUSY, 1.0, every=True), BUSY, busy, gpu=1)
 
 
-@pytest.mark.parametrize(
-    ("levels", "cause"),
-    [
-        ({"busy": 1.0}, "compute"),
-        ({"busy": 0.65}, "unknown"),
-        ({"busy": 0.65, "written": 1e9, "waited": 0.05}, "io"),
-        ({"busy": 0.65, "written": 1e9, "waited": 0.05, "faults": 90.0}, "memory"),
-        ({"busy": 0.65, "written": 5e6, "waited": 0.05}, "unknown"),
-        ({"busy": 0.65, "written": 1e9}, "unknown"),
-        ({"busy": 1.0, "written": 1e9, "waited": 0.05}, "compute"),
-    ],
-)
-def test_what_an_idle_gpu_waits_for_is_its_host_s(levels: dict[str, float], cause: str) -> None:
-    """Idle, it computes nothing longer; a phase that moved the matching bytes without CPU time is the cause."""
-    (verdict,) = judge(late_in_forward(**levels)).verdicts
+@pytest.mark.parametrize(("busy", "cause"), [(1.0, "compute"), (0.65, "unknown")])
+def test_what_an_idle_gpu_waits_for_is_its_host_s(busy: float, cause: str) -> None:
+    """Idle, it computes nothing longer."""
+    (verdict,) = judge(late_in_forward(busy)).verdicts
     assert (verdict.kind, verdict.ranks, verdict.cause) == ("straggler", (1,), cause)
 
 
@@ -217,3 +196,50 @@ def test_waiting_for_memory_that_is_there_all_the_time_is_not_what_stalls() -> N
     verdict = only_verdict(replace(run, metrics={**run.metrics, "value": value}))
     assert (verdict.kind, verdict.ranks, verdict.cause) == ("intermittent", (2,), "unknown")
     assert not any("memory" in sentence for sentence in verdict.evidence)
+
+
+def computes(rank_1: Any, *samples: tuple[str, float], read: bool = True) -> Run:
+    """Two ranks compute 4 ms of each step, rank 1 this many of its own; ``samples`` are what rank 1 has a second.
+
+    CPU time of rank 0 may not be ``read``."""
+    steps, own = np.arange(300), np.array([np.full(300, 4.0), np.full(300, rank_1)])
+    period = own.max(axis=0) + 0.1
+    begin = np.cumsum(period) - period
+    cpu = np.where((np.arange(2) == 1)[:, None] | read, own, -1e-6)
+    times = {"start_ns": begin + own, "duration_ns": period - own, "self_ns": own, "cpu_ns": cpu}
+    calls = rows_of(
+        "collectives", op="all_reduce", step=-1, rank=np.arange(2)[:, None], comm=7, seq=steps, size=8, **times
+    )
+    names = [f"hindmost_process_{name}_total" for name, _ in samples]
+    each = [
+        (name, f'{{"rank": "{rank}"}}', second, rank * second * rate)
+        for name, (_, rate) in zip(names, samples, strict=True)
+        for rank in range(2)
+        for second in range(int(begin[-1] / 1e3) + 2)
+    ]
+    more = {"metrics": metrics(each)} if each else {}
+    return made(2, collectives=[calls], who={"rank": np.arange(2), "node": "node0"}, more=more)
+
+
+def test_a_rank_computes_by_its_own_clock() -> None:
+    """What its peer's CPU time was is not known: no more than that peer's self time."""
+    (verdict,) = judge(computes(9.0, read=False)).verdicts
+    assert (verdict.ranks, verdict.cause) == ((1,), "compute")
+    assert verdict.explained == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "reads", "size", "cause"),
+    [
+        pytest.param(0.4, 15e3, 4e3, "io", id="small files"),
+        pytest.param(0.1, 15e3, 4e3, "compute", id="most of it is the program's"),
+        pytest.param(0.4, 500, 4e3, "compute", id="few reads"),
+        pytest.param(0.4, 15e3, 1e6, "compute", id="large reads"),
+    ],
+)
+def test_longer_computing_may_be_many_small_reads(kernel: float, reads: float, size: float, cause: str) -> None:
+    """Their time is the kernel's: CPU time of the rank, and no time in which it is blocked."""
+    samples = ("system_seconds", kernel), ("read_calls", reads), ("read_characters", reads * size)
+    (verdict,) = judge(computes(9.0, *samples)).verdicts
+    assert (verdict.ranks, verdict.cause) == ((1,), cause)
+    assert (verdict.partial == "small_reads") == (cause == "io") == ("few large files" in verdict.advice[0])
