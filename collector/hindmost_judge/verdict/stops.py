@@ -566,6 +566,10 @@ _CONFIRMS = {
 }
 
 
+#: What the agent says is to do where nothing can read a stack.
+_PY_SPY = "pip install py-spy"
+
+
 def _hang_advice(stop: Hang, run: Run) -> list[str]:
     """What to do about a stop: of a job that runs its processes can still be looked at."""
     who = names(stop.ranks) if stop.ranks else ""
@@ -590,7 +594,9 @@ def _hang_advice(stop: Hang, run: Run) -> list[str]:
         return [*look, f"before you cancel the job: {command}"]
     gone = f", and whether {'it was' if len(stop.ranks) == 1 else 'they were'} gone" if stop.unproven else ""
     confirms = [text for name, text in _CONFIRMS.items() if name in run.job.source] if stop.waited_ns < 0 else []
-    return [*(look or [f"see what {who} printed last{gone}"]), *confirms]
+    unread = [_stacks_of(run).get(rank, "") for rank in stop.ranks]
+    shows = f"; its source line needs py-spy: `{_PY_SPY}`" if any(_PY_SPY in text for text in unread) else ""
+    return [*(look or [f"see what {who} printed last{gone}{shows}"]), *confirms]
 
 
 def _branch_of(ranks: tuple[int, ...]) -> str:

@@ -163,6 +163,13 @@ def test_a_stack_that_could_not_be_read_is_no_place_in_the_code() -> None:
     assert not any("stack" in line for line in first(compiled).evidence)
 
 
+def test_a_stack_that_needs_py_spy_says_how_to_get_it() -> None:
+    why = "no stack of process 1209: py-spy is not installed: pip install py-spy\n"
+    run = hang(FOUR, [3])
+    ended = replace(run, job=replace(run.job, ended_ns=1), stacks=from_rows("stacks", [(3, 1, why)]))
+    assert first(ended).advice[0] == "see what rank 3 printed last; its source line needs py-spy: `pip install py-spy`"
+
+
 def test_a_culprit_whose_process_is_gone_is_reported_as_gone() -> None:
     """The others wait for a process that ended: the evidence says so."""
     run = hang(FOUR, [3])
