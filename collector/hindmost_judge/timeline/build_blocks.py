@@ -17,7 +17,7 @@ from hindmost_judge.timeline.cohorts import that_meet
 from hindmost_judge.timeline.collective_calls import SAMPLED_FROM_NS
 from hindmost_judge.timeline.exchanges import Exchanges, with_exchanges_joined
 from hindmost_judge.timeline.matching import Grid
-from hindmost_judge.timeline.messages import schedule_of, with_gathers_joined
+from hindmost_judge.timeline.messages import messages_a_step, schedule_of, with_gathers_joined
 from hindmost_judge.timeline.overlap import delay_by_round, is_overlapped, net_of_prefetch
 from hindmost_judge.types import Array, Floats, Ints
 
@@ -98,7 +98,8 @@ def _of_meetings(run: Run, table: Table) -> Blocks | None:
 
 
 def _by_marks(run: Run, table: Table, settings: Settings) -> Blocks | None:
-    found = _from_phases(table, settings, on_gpus=bool((run.ranks["gpu_uuid"] != "").any()))
+    on_gpus, sending = bool((run.ranks["gpu_uuid"] != "").any()), messages_a_step(run, table["step"]) >= 1
+    found = _from_phases(table, settings, on_gpus=on_gpus, sending=sending)
     return pipelined.of_transfers(found, run) if found is not None else None
 
 
@@ -252,7 +253,7 @@ def _parts(joined: Grid, self_time: Floats, starts: Ints, numbers: Ints, table: 
     return found
 
 
-def _from_phases(table: Table, settings: Settings, *, on_gpus: bool) -> Blocks | None:
+def _from_phases(table: Table, settings: Settings, *, on_gpus: bool, sending: bool) -> Blocks | None:
     """Without collectives, phases without waiting show who is late; the rest of the step is wait.
 
     Bare steps show less: ranks that wait for each other take equally long for them. Only a rank that takes longer than
@@ -264,7 +265,7 @@ def _from_phases(table: Table, settings: Settings, *, on_gpus: bool) -> Blocks |
         return None
     if not on_gpus:  # item() of a loss waits for a GPU, and so for every rank that the GPU waits for
         parts = phases.with_rest(parts, duration)
-    self_time, on_gpu = phases.busy(parts, duration)
+    self_time, on_gpu = phases.busy(parts, duration, sending=sending)
     shared = np.flatnonzero(np.sum(~np.isnan(duration), axis=0) >= min(2, len(ranks)))
     if len(shared) == 0:  # no step that two ranks have
         return None

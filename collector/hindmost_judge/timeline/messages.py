@@ -179,6 +179,12 @@ def transfers(run: Run, ranks: Ints) -> Table | None:
     }
 
 
+def messages_a_step(run: Run, steps: Ints) -> float:
+    """How many sends and receives a rank has in each of its ``steps`` [N], those of an unknown step among them."""
+    of_these = np.isin(run.collectives["step"], np.append(steps, UNMEASURED))
+    return int(np.sum(of_these & (run.collectives["peer"] >= 0))) / max(len(steps), 1)
+
+
 def job_ranks(run: Run, comm: Array, peer: Array) -> Ints:
     """[N] ranks in the job of peers that are numbered within their communicator, where its members are known."""
     found: Ints = peer.astype(np.int64)

@@ -21,6 +21,8 @@ from hindmost_judge.types import Array, Floats, Ints
 
 #: Phases in which a rank may sit waiting for others without saying so: no sign of its own slowness.
 _MAY_WAIT = {"backward", "sync", "device_wait", "device_copy", "gpu_backward"}
+#: … and where ranks send to each other in their steps: what waits for a message is in it.
+_HOLD_MESSAGES = {"forward", "gpu_forward"}
 #: Columns of the phases.
 _COLUMNS = tuple(f"{name}_ns" for name in PHASES)
 
@@ -174,22 +176,21 @@ def _idle(took: Floats, parts: dict[str, Floats], duration: Floats) -> Floats:
     return idle
 
 
-def busy(parts: dict[str, Floats], duration: Floats) -> tuple[Floats, Floats | None]:
+def busy(parts: dict[str, Floats], duration: Floats, *, sending: bool = False) -> tuple[Floats, Floats | None]:
     """[R, S] ns of a step in which a rank surely did not wait for others; and the step's length on the GPU, with its
     idle time.
 
     ``None`` for the latter where the GPU was not timed. If it was, its phases and idle time count, and the host's do
-    not: a host that is late while its GPU still has queued work delays no rank.
+    not: a host that is late while its GPU still has queued work delays no rank. ``sending``: ranks send to each other.
     """
-    took = _on_gpu(parts)
+    took, may_wait = _on_gpu(parts), _MAY_WAIT | (_HOLD_MESSAGES if sending else set())
     if took is not None:
         idle = _idle(took, parts, duration)
-        working = [parts[name] for name in parts if name.startswith("gpu_") and name not in _MAY_WAIT]
-        busy_for = _sum(working) + idle
-        if "gpu_forward" in parts:
+        busy_for = _sum([idle, *(parts[name] for name in parts if name.startswith("gpu_") and name not in may_wait)])
+        if "gpu_forward" in parts and not sending:
             busy_for -= waited_in_forward(parts["gpu_forward"], idle, median(took + idle, axis=0))
         return busy_for, took + idle
-    worked = {name: block for name, block in parts.items() if name not in _MAY_WAIT | AMOUNTS}
+    worked = {name: block for name, block in parts.items() if name not in may_wait | AMOUNTS}
     if worked.keys() <= {"gc"}:  # which is recorded of steps that are otherwise bare
         return np.full_like(duration, np.nan), None
     return _sum([*worked.values()]), None

@@ -26,6 +26,7 @@ from hindmost_judge.settings import Settings
 from hindmost_judge.stats.robust import average, mean, median, or_zero
 from hindmost_judge.timeline import build_blocks, matching, phases
 from hindmost_judge.timeline.collective_calls import is_synchronising
+from hindmost_judge.timeline.messages import messages_a_step
 from hindmost_judge.types import Array, Floats
 from hindmost_judge.verdict import missing_ranks
 from hindmost_judge.verdict.advice import by_torch, in_python
@@ -116,8 +117,7 @@ def exchanging_inside(run: Run, blocks: Blocks) -> Verdict | None:
 
     A slow rank makes these longer on all ranks that it exchanges with, so that no rank's phases show which it is.
     """
-    exchanged = (run.collectives["peer"] >= 0) & np.isin(run.collectives["step"], blocks.steps)
-    often = int(np.sum(exchanged)) / blocks.self_time.size
+    often = messages_a_step(run, np.tile(blocks.steps, len(blocks.ranks)))
     if often < 1:
         return None
     return insufficient(

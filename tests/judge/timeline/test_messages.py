@@ -359,9 +359,13 @@ def truth_ms(simulated: Simulated) -> float:
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_a_stage_that_waits_in_its_forward_is_not_slow(seed: int) -> None:
-    """No rank is named where all stages keep pace, however long some wait for what they receive; nor is one cleared."""
+@pytest.mark.parametrize("numbered", [True, False])
+def test_a_stage_that_waits_in_its_forward_is_not_slow(seed: int, numbered: bool) -> None:
+    """No rank is named where all stages keep pace, however long some wait for what they receive; nor is one cleared.
+    So it is where nothing tells of which step a message is."""
     _, run = of(seed=seed)
+    if not numbered:
+        run.collectives["step"][:] = UNMEASURED
     assert [verdict.kind for verdict in judge(run).verdicts] == ["insufficient_data"]
 
 
