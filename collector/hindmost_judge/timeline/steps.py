@@ -39,6 +39,8 @@ _LONGEST_PERIOD = 4096
 _MOST = 512
 #: … and where no step is marked, so that the computing before the first must show it.
 _LAYERS = 128
+#: So many marks say how many repetitions make a step, if that is a whole number but for this: the ends add one or two.
+_ENOUGH_MARKS, _EXACT = 20, 0.05
 #: Least gap before a step's first collective, against the usual one there; six times as much, against gaps inside the
 #: step.
 _LARGE = 0.5
@@ -111,7 +113,9 @@ def infer(tokens: Ints, gap: Floats, marks: Marks | None = None, *, apart: bool 
 
 
 def _repetitions_a_step(tokens: Ints, gap: Floats, length: int, marks: Marks | None) -> int:
-    """How many repetitions make a step: about as many as the marks say, and as many as the longest gaps are apart."""
+    """How many repetitions make a step: as many as the marks say; where they say about how many, as many as the longest
+    gaps are apart.
+    """
     if marks is None or len(marks.number) < 2:
         return 1
     inside = np.isfinite(marks.at)
@@ -120,6 +124,9 @@ def _repetitions_a_step(tokens: Ints, gap: Floats, length: int, marks: Marks | N
     first, last = np.nanmin(marks.at), np.nanmax(marks.at)
     marked = int(np.sum((marks.start >= first) & (marks.start <= last)))
     ratio = len(tokens) / length / max(marked, 1)
+    exact = round(ratio)
+    if exact > 1 and marked >= _ENOUGH_MARKS and abs(ratio - exact) <= _EXACT:
+        return exact
     near = [times for times in range(2, _MOST) if 0.75 * ratio <= times <= 1.33 * ratio]
     gaps = {times: _longest_gap(tokens, gap, length * times) for times in near if length * times < len(tokens) // 3}
     best = max(gaps, key=lambda times: gaps[times], default=1)

@@ -58,6 +58,15 @@ def test_a_layer_that_repeats_is_no_step_where_steps_are_marked() -> None:
     assert infer(tokens, gap, marks).tolist() == expected.tolist()
 
 
+def test_marks_tell_the_step_of_two_equal_calls() -> None:
+    """Two buckets of one size, with about as much computing before each: exactly two a mark are one step."""
+    start = np.arange(STEPS) * STEP
+    at = (start[:, None] + np.array([0.5, 0.9]) * STEP).ravel()
+    gap = np.tile([0.55, 0.4], STEPS) * STEP
+    found = infer(np.zeros(2 * STEPS, np.int64), gap, _of_all(np.arange(STEPS), start, at))
+    assert found.tolist() == np.repeat(np.arange(STEPS), 2).tolist()
+
+
 def test_without_marks_what_repeats_is_a_step() -> None:
     """Nothing tells that a layer is not all there is."""
     tokens, gap, _ = layered()
