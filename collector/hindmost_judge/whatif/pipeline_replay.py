@@ -195,11 +195,12 @@ def _dependencies(
     takes = np.full_like(took, np.inf)  # the shortest of each unit: what it took when the last had come
     np.minimum.at(takes, unit, took)
     takes = takes[unit]
-    takes[(schedule.kind == RECEIVE) & ~met] = 0.0
+    eager = np.where(met, -1, source)
+    travels, after = _travelled(schedule, took, source)
+    takes[eager >= 0] = after[eager >= 0]
     previous = np.where(schedule.place > 0, np.arange(len(schedule.row)) - 1, -1)
     base, work = _work(schedule, _fronts(schedule, holds), previous)
     against = _against_peers(schedule, work, cohort)
-    eager = np.where(met, -1, source)
     needs = np.stack([base, previous, eager])
     levels = in_levels(needs[needs >= 0], np.nonzero(needs >= 0)[1], unit)
     if sum(len(level.rows) for level in levels) < len(unit) or against is None:
@@ -217,7 +218,7 @@ def _dependencies(
         takes=takes,
         holds=holds,
         source=eager,
-        wire=np.where((eager >= 0)[:, None], _travelled(schedule, took, source), 0.0),
+        wire=np.where((eager >= 0)[:, None], travels - after, 0.0),
         levels=levels,
         comm_class=schedule.kind - COLLECTIVE,
         count=count,
@@ -285,21 +286,25 @@ def _pairs(schedule: Schedule, sends: Ints, receives: Ints) -> tuple[int, Ints]:
     return len(names), which
 
 
-def _travelled(schedule: Schedule, took: Floats, source: Ints) -> Floats:
-    """[N, G] ns that a receive's message travels: what its send took beyond that, it waited for the receiver.
+def _travelled(schedule: Schedule, took: Floats, source: Ints) -> tuple[Floats, Floats]:
+    """[N, G] ns that a receive's message travels, and for how much of that the receive goes on however late it comes.
 
     Whichever of the two comes last takes as long as the message travels, or less where that was on its way before.
+    What its send took beyond that, it waited for the receiver.
     """
-    travelled = np.zeros_like(took)
+    travelled, after = np.zeros((2, *took.shape))
     receives = np.flatnonzero(source >= 0)
     if len(receives) == 0:
-        return travelled
+        return travelled, after
     sends = source[receives]
     names, which = _pairs(schedule, sends, receives)
     usual = np.zeros(names)
     np.maximum.at(usual, which, median(np.minimum(took[sends], took[receives]), axis=1))
     travelled[receives] = np.minimum(took[sends], np.maximum(took[receives], usual[which][:, None]))
-    return travelled
+    soonest = np.full(names, np.inf)  # of receives whose message is there
+    np.minimum.at(soonest, which, np.percentile(took[receives], 10, axis=1))
+    after[receives] = np.minimum(travelled[receives], np.minimum(took[receives], soonest[which][:, None]))
+    return travelled, after
 
 
 def _units(schedule: Schedule, source: Ints, met: Array) -> Ints:

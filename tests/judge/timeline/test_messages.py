@@ -431,6 +431,25 @@ def test_what_a_gpu_idles_for_its_host_is_no_work() -> None:
     np.testing.assert_allclose(idle, [work - 10e6, np.zeros(len(steps))])
 
 
+def test_a_late_receive_takes_what_it_takes() -> None:
+    """Though its message was sent long before, the rank goes on only when it has that."""
+    begin, began = np.full((2, 40), np.arange(40) * 100.0 * MS), np.array([[1.0], [5.0]]) * MS
+    order = Schedule(
+        row=np.array([0, 1]),
+        place=np.zeros(2, np.int64),
+        kind=np.array([SEND, RECEIVE]),
+        with_whom=np.array([1, 0]),
+        overlapping=np.zeros(2, bool),
+        start=begin + began,
+        end=begin + began + MS,
+        begin=begin,
+        steps=np.arange(40),
+    )
+    built = pipeline_replay.build(order, np.array([0, 1]), 40)
+    assert built is not None
+    np.testing.assert_allclose(built.lasted, 6 * MS)
+
+
 def test_steps_of_exchanges_begin_with_the_first_call() -> None:
     """Nothing is known of the time before it, and it belongs to the first step all the same."""
     run = exchanging(np.full((3, 60), 2.0 * MS))
