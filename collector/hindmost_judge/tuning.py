@@ -25,7 +25,7 @@ from hindmost_judge.stats.robust import lower_median, median
 from hindmost_judge.timeline import messages
 from hindmost_judge.types import Floats
 from hindmost_judge.verdict import advice
-from hindmost_judge.verdict.schema import LATE, UNSURE, Verdict
+from hindmost_judge.verdict.schema import AT_LEAST, LATE, UNSURE, Verdict
 from hindmost_judge.verdict.wording import ms, names, percent
 
 
@@ -738,14 +738,15 @@ def with_domains(found: Sequence[Verdict], run: Run, seen: Overview | None, *, s
         cost = one.cost_ratio or 0.0
         if not may_be_uneven(one) or another or (one.cause != "compute" and cost > _WHOLE * longest.gone):
             return one
+        saves = longest.of_cost(one)
         if one.ranks and uneven is not None:
-            of_cost = replace(longest, spread=cost * longest.part) if one.cause == "compute" and cost > 0 else longest
-            shown = _domains(facts, of_cost) or uneven
+            words = f"spread it evenly {saves}" if one.cause == "compute" and cost > 0 else ""
+            shown = _domains(facts, longest, words) or uneven
             return replace(one, advice=(f"{shown.set} ({shown.found})", *one.advice))
         if one.kind == "straggler" and one.cause == "compute" and one.advice and cost > 0:
             elsewhere = one.advice[-1].rpartition(", ")[0].replace("; if", ". If")  # ..., give it less work
-            saves = f"spread it evenly ({_BALANCERS}) to save {percent(cost * longest.part)}, not {percent(cost)}"
-            return replace(one, advice=(*one.advice[:-1], f"{elsewhere}, its work is larger: {saves}"))
+            spread = f"spread it evenly ({_BALANCERS}) {saves}"
+            return replace(one, advice=(*one.advice[:-1], f"{elsewhere}, its work is larger: {spread}"))
         if one.ranks or uneven is None:
             return one
         return Verdict(
@@ -785,6 +786,12 @@ class _Longest:
     gone: float
     part: float
 
+    def of_cost(self, one: Verdict) -> str:
+        """``to save 36 %, not 72 %``: of what a verdict costs; of one that costs at least that, no limit is known."""
+        cost = one.cost_ratio or 0.0
+        saved = percent(cost * self.part)
+        return f"to save at least {saved}" if one.cost_is == AT_LEAST else f"to save {saved}, not {percent(cost)}"
+
 
 def _longest_work(facts: Facts) -> _Longest | None:
     """Uneven work, its CPU time if measured, of a compiled program; ``None`` where it is even."""
@@ -813,8 +820,8 @@ def _longest_work(facts: Facts) -> _Longest | None:
     )
 
 
-def _domains(facts: Facts, longest: _Longest | None = None) -> Advice | None:
-    """Uneven work of which memory or messages show that it is no slower CPU."""
+def _domains(facts: Facts, longest: _Longest | None = None, saves: str = "") -> Advice | None:
+    """Uneven work of which memory or messages show that it is no slower CPU, and what spreading it ``saves``."""
     longest = longest or _longest_work(facts)
     shown = _more_of(facts, longest.rank) if longest is not None else ""
     if longest is None or not shown:
@@ -822,7 +829,7 @@ def _domains(facts: Facts, longest: _Longest | None = None) -> Advice | None:
     return Advice(
         "uneven domains",
         f"rank {longest.rank} works {ms(longest.longest)} of the step, the mean rank {ms(longest.mean)}, and has"
-        f" {shown}; spread evenly, a step is {percent(longest.spread)} shorter",
+        f" {shown}; {saves or f'spread evenly, a step is {percent(longest.spread)} shorter'}",
         f"the mean rank works {percent(UNEVEN)} less than the longest, which has {MORE:.1f} times the others' memory,"
         " calls or bytes",
         _DIVIDE,

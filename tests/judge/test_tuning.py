@@ -12,7 +12,7 @@ from hindmost_judge.causes.telemetry import Metrics
 from hindmost_judge.communication import Traffic
 from hindmost_judge.model import Run
 from hindmost_judge.overview import Overview
-from hindmost_judge.verdict.schema import UNSURE, Verdict
+from hindmost_judge.verdict.schema import AT_LEAST, UNSURE, Verdict
 
 from tests.runs import made
 
@@ -438,6 +438,16 @@ def test_a_rank_that_computes_longer_is_advised_on_its_cpu_and_on_its_work() -> 
     (advice,) = found.advice
     assert advice.startswith("look elsewhere. If slow there too, its work is larger: spread it evenly (LAMMPS")
     assert advice.endswith("to save 52 %, not 70 %")
+    (found,) = tuning.with_domains(
+        [replace(costs, cost_is=AT_LEAST)], run, works(20.0, 20.0, 20.0, 90.0), stalled=False
+    )
+    assert found.advice[0].endswith("to save at least 52 %")
+
+
+def test_what_spreading_a_larger_domain_saves_is_set_against_the_cost() -> None:
+    run = job(*of_memory(1.0, 1.0, 1.0, 2.0), framework="mpi")
+    (found,) = tuning.with_domains([replace(LATE, cost_ratio=0.4)], run, works(50.0, 50.0, 50.0, 90.0), stalled=False)
+    assert found.advice[0].endswith("the others; spread it evenly to save 30 %, not 40 %)")
 
 
 def test_short_calls_that_share_a_record_are_counted_each() -> None:
