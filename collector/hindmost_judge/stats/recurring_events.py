@@ -65,6 +65,15 @@ def begins(steps: Ints) -> Ints:
     return steps[np.diff(steps, prepend=-2) > 1]
 
 
+def apart(steps: Ints) -> int | None:
+    """By how many steps events that begin in these ``steps`` are apart, where all are, or some by a multiple of it."""
+    gaps = np.diff(begins(steps))
+    if len(gaps) < _PACED:
+        return None
+    least = int(gaps.min())
+    return least if not (gaps % least).any() and np.mean(gaps == least) >= _REGULAR else None
+
+
 def pace(period: Floats, steps: Ints) -> float | None:
     """Ns from one event in these ``steps`` to the next, where the clock paces them; ``period`` [S] ns.
 

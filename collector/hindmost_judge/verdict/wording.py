@@ -408,6 +408,11 @@ def slower(blocks: Blocks, slowdowns: list[Slowdown]) -> str:
     return f"{ranks} {are} {ms(slowdowns[0].delay)} slower than {their} peers per step"
 
 
+def _ordinal(number: int) -> str:
+    ending = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{ending}"
+
+
 def stalls(blocks: Blocks, found: Stalls, cause: Cause, cost: float, first: int) -> list[str]:
     """Evidence for an intermittent rank, or ranks that stall together: ``cost`` ns of all stalls since
     the ``first`` step, an index."""
@@ -415,7 +420,11 @@ def stalls(blocks: Blocks, found: Stalls, cause: Cause, cost: float, first: int)
     verb = "stalls" if len(found.rows) == 1 else "stall, alone or together,"
     count = int(np.count_nonzero(found.stalled >= first))
     apart = recurring_events.pace(blocks.period, found.stalled)
-    pace = "" if apart is None else f", every {ms(apart) if apart < 1e9 else f'{apart / 1e9:.2g} s'}"
+    time = "" if apart is None else ms(apart) if apart < 1e9 else f"{apart / 1e9:.2g} s"
+    steps = recurring_events.apart(blocks.steps[found.stalled])
+    if steps is not None:  # as a script says it
+        time = f"{_ordinal(steps)} step" + (f" ({time})" if time else "")
+    pace = f", every {time}" if time else ""
     often, each = f"{who} {verb} in {count} of {len(blocks.steps) - first} steps", cost / count
     if abs(each - found.delay) <= _SAME * found.delay:
         often += f", {ms(found.delay)} each{pace}"

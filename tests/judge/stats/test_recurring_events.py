@@ -89,3 +89,16 @@ def test_a_large_job_whose_ranks_scatter_takes_no_time() -> None:
     began = time.process_time()
     assert _named(late) == []
     assert time.process_time() - began < 5
+
+
+@pytest.mark.parametrize(
+    ("steps", "apart"),
+    [
+        ([19, 39, 40, 59, 79, 99], 20),
+        ([19, 39, 79, 99, 119, 139], 20),  # one was not seen
+        ([19, 39, 59, 79], None),  # too few
+        ([19, 39, 58, 79, 99, 119], None),  # paced by a clock
+    ],
+)
+def test_events_every_twentieth_step_say_so(steps: list[int], apart: int | None) -> None:
+    assert recurring_events.apart(np.array(steps)) == apart
