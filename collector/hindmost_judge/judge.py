@@ -361,7 +361,7 @@ def _by_work(blocks: Blocks, settings: Settings) -> _Late:
     """The same of a job whose hosts or loaders set the pace, by their work."""
     slowdowns = host_work.find(blocks, settings)
     found, notes = of_slowdowns(slowdowns, blocks, settings)
-    named = {slowdown.row for slowdown in slowdowns}
+    named = set(np.flatnonzero(np.isin(blocks.ranks, [rank for one in found for rank in one.ranks])).tolist())
     most = _RARE * len(blocks.steps)
     stalls = [one for one in intermittent.find(blocks, settings, slowdowns) if named.isdisjoint(one.rows)]
     stalls, served = _served([stall for stall in stalls if len(stall.stalled) <= most], blocks, settings)
@@ -447,7 +447,7 @@ def _despite_pauses(verdict: Verdict, planned: Sequence[waste.Planned], blocks: 
     pauses = [one.note.partition(". ")[0] for one in planned if not one.seen and one.ms_per_step >= much]
     if not pauses:
         return verdict
-    return replace(verdict, confidence=UNSURE, evidence=(*pauses, *verdict.evidence), advice=wording.MORE_STEPS)
+    return replace(verdict, confidence=UNSURE, evidence=(*pauses, *verdict.evidence), advice=wording.TELLING)
 
 
 def _nothing(run: Run, blocks: Blocks | None, settings: Settings) -> Verdict:

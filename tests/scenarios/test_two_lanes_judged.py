@@ -73,6 +73,20 @@ def test_exactly_the_slow_hosts_are_named(bench: Any, family: str, seed: int) ->
     assert found["cost"] is None or found["cost"] == pytest.approx(1.0, rel=0.25)
 
 
+@pytest.mark.parametrize("seed", [1002, 1005])
+def test_long_stalls_of_a_host_that_is_slightly_slower_are_named(bench: Any, seed: int) -> None:
+    """A slowdown that costs too little to act on hides none."""
+    asked, fault = bench(".families").job("host-bound, step", seed), bench(".job").Fault
+    who = asked.faults[0].ranks
+    slower, stalls = (fault("host", "forward", who, share * asked.host) for share in (0.04, 4.0))
+    asked = replace(asked, faults=(slower, replace(stalls, onset=2, every=11)))
+    simulated = bench("").simulate(asked)
+    found = judge(simulated.run).verdicts[0]
+    assert (found.kind, found.ranks) == ("intermittent", who)
+    true = (simulated.truth.total - simulated.truth.each[1]) / asked.steps
+    assert found.cost_ms_per_step == pytest.approx(true, rel=0.1)
+
+
 @pytest.mark.parametrize(
     ("family", "seed"), [("host-bound, step", 11005), ("host-bound, step", 32010005), ("input-bound, copy", 61005)]
 )

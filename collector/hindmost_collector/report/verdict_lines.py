@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import Any
 
 from hindmost_judge.verdict.schema import AT_LEAST, STOPS, unsure, waiting
-from hindmost_judge.verdict.wording import ALONE, NONE_SEEN, RANKS_WAIT, duration, names
+from hindmost_judge.verdict.wording import ALONE, NONE_SEEN, RANKS_WAIT, REGULARLY, duration, names
 
 from hindmost_collector.report import columns
 from hindmost_collector.report.columns import part_of, ratio, without
@@ -300,12 +300,13 @@ def _diverged(one: Mapping[str, Any], who: str) -> tuple[str, str]:
 
 
 def _balanced(one: Mapping[str, Any], _: str) -> tuple[str, str]:
-    return ("UNSURE", "cannot say whether a rank is slow") if unsure(one) else ("OK", "no rank is slow")
+    return _unsure(one, "") if unsure(one) else ("OK", "no rank is slow")
 
 
 def _unsure(one: Mapping[str, Any], _: str) -> tuple[str, str]:
     first = next(iter(one.get("evidence") or ()), "")
-    return "UNSURE", first if ALONE in first or first.startswith(NONE_SEEN) else "cannot say whether a rank is slow"
+    said = ALONE in first or first.startswith(NONE_SEEN) or REGULARLY in first
+    return "UNSURE", first if said else "cannot say whether a rank is slow"
 
 
 _HEADS: dict[str, Callable[[Mapping[str, Any], str], tuple[str, str]]] = {

@@ -529,6 +529,8 @@ _UNEVEN = 2.0
 _MOST_OF_IT, _RARELY = 0.9, 0.2
 #: Share of the collectives that such a rank enters last where no scheduler makes it late.
 _NEARLY_ALWAYS = 0.75
+#: What a rank does that pauses as the script may have it do.
+REGULARLY = "at regular intervals, as for checkpoints"
 #: What would say whether ranks wait for chance, and whether the one that is suspected is slow, and why.
 MORE_STEPS = ("let the job run for more steps",)
 TELLING = (f"{MORE_STEPS[0]}; while it runs, see where each rank is: {attach()}",)

@@ -221,8 +221,8 @@ _EVALUATES = _Words(
 )
 
 _PAUSES = _Words(
-    "pauses (at regular intervals, as for checkpoints)",
-    "pause (at regular intervals, as for checkpoints)",
+    f"pauses ({wording.REGULARLY})",
+    f"pause ({wording.REGULARLY})",
     wording.SAVING,
     seen=False,
 )
@@ -248,10 +248,15 @@ def aside(blocks: Blocks, steps: Table, settings: Settings) -> tuple[Blocks, lis
         outside = np.nan_to_num(np.maximum(lasted - issued - np.nan_to_num(blocks.parts.get("input", 0.0)), 0.0))
         due = _counted_out(_longer(outside, least), blocks.steps)
         on_time, planned = _without(blocks, due, _PAUSES, settings)
-        if planned is None or planned.ms_per_step * 1e6 <= _MOST_PLANNED * average(blocks.period):
+        if _may_be_planned(planned, blocks):
             blocks = on_time
             found.append(planned)
     return blocks, [planned for planned in found if planned is not None]
+
+
+def _may_be_planned(one: Planned | None, blocks: Blocks) -> bool:
+    """Whether it was seen what ranks do for all, or costs little enough to be that."""
+    return one is None or one.seen or one.ms_per_step * 1e6 <= _MOST_PLANNED * average(blocks.period)
 
 
 def _without(blocks: Blocks, due: Floats, words: _Words, settings: Settings) -> tuple[Blocks, Planned | None]:
@@ -369,7 +374,7 @@ def served(
     """The stalls that are no work of the first rank for the others, as saving is, and what is; nor of the last rank.
 
     The script plans such work by the step, or by the clock, and marks it rarely. Of few it is not known: they are in
-    neither.
+    neither. What costs too much, and was not seen to be such work, is left.
     """
     left, planned = [], list[Planned]()
     for one, cause in zip(stalls, causes, strict=True):
@@ -381,7 +386,10 @@ def served(
             due = np.isin(np.arange(len(blocks.steps)), one.stalled)[None]
             words = _writing(blocks, one.stalled) or _PAUSES
             found = _planned(blocks, np.array(one.rows), one.stalled, due, words, settings)
-            planned += [found] if found is not None else []
+            if not _may_be_planned(found, blocks):
+                left.append(one)
+            elif found is not None:
+                planned.append(found)
         elif not (may_serve or (first_or_last and cause == _OF_FEW)) or len(at) > _COUNTED:  # a pace needs one more
             left.append(one)
     return left, planned

@@ -98,7 +98,7 @@ def test_operations_of_a_root(name: str) -> None:
 
 def test_of_a_root_that_is_late_now_and_then_it_is_told() -> None:
     """All broadcasts of a kind count, so that steps without waiting can be compared with."""
-    bound = judge(job({0: 30.0}, every=6)).job.bound
+    bound = judge(job({0: 12.0}, every=6)).job.bound
     assert bound is not None
     assert bound.evidence.startswith("rank 0 pauses")
 

@@ -258,10 +258,10 @@ def test_a_few_long_stalls_do_not_hide_that_work_explains_who_is_late() -> None:
 )
 def test_what_rank_0_writes_for_all_is_known_where_no_mark_is(then: float, always: float, said: str) -> None:
     """By the bytes that its process, and no other, sent to storage then; a log says nothing."""
-    run = loads.make(loads.Load(steps=400, faults=[{"rank": 0, "blocked": 200.0, "every": 50}]))
+    run = loads.make(loads.Load(steps=640, faults=[{"rank": 0, "blocked": 200.0, "every": 80}]))
     start = run.collectives["start_ns"]
-    seconds = np.linspace(start.min(), start.max(), 49) / 1e9
-    over = start[(run.collectives["rank"] == 0) & (run.collectives["seq"] % 50 == 3)] / 1e9
+    seconds = np.linspace(start.min(), start.max(), 97) / 1e9
+    over = start[(run.collectives["rank"] == 0) & (run.collectives["seq"] % 80 == 3)] / 1e9
     wrote = then * np.searchsorted(over - 0.1, seconds) + always * seconds
     samples = [
         ("hindmost_process_written_bytes_total", f'{{"rank": "{rank}"}}', second, value if rank == 0 else 0.0)
