@@ -408,11 +408,6 @@ def slower(blocks: Blocks, slowdowns: list[Slowdown]) -> str:
     return f"{ranks} {are} {ms(slowdowns[0].delay)} slower than {their} peers per step"
 
 
-def _ordinal(number: int) -> str:
-    ending = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
-    return f"{number}{ending}"
-
-
 def stalls(blocks: Blocks, found: Stalls, cause: Cause, cost: float, first: int) -> list[str]:
     """Evidence for an intermittent rank, or ranks that stall together: ``cost`` ns of all stalls since
     the ``first`` step, an index."""
@@ -423,7 +418,7 @@ def stalls(blocks: Blocks, found: Stalls, cause: Cause, cost: float, first: int)
     time = "" if apart is None else ms(apart) if apart < 1e9 else f"{apart / 1e9:.2g} s"
     steps = recurring_events.apart(blocks.steps[found.stalled])
     if steps is not None:  # as a script says it
-        time = f"{_ordinal(steps)} step" + (f" ({time})" if time else "")
+        time = f"{steps} steps" + (f" ({time})" if time else "")
     pace = f", every {time}" if time else ""
     often, each = f"{who} {verb} in {count} of {len(blocks.steps) - first} steps", cost / count
     if abs(each - found.delay) <= _SAME * found.delay:

@@ -118,7 +118,7 @@ def test_few_large_stalls_of_one_size_are_reported(ranks: int, every: int) -> No
     (verdict,) = judge(make(Load(ranks=ranks, steps=200, compute=80.0, noise=4.0, faults=faults))).verdicts
     assert (verdict.kind, verdict.ranks) == ("intermittent", (1,))
     assert verdict.cost_ms_per_step == pytest.approx(250 / every, rel=0.15)
-    assert re.search(rf"2[45]\d ms each, every {every}(th|rd) step \([23]\.\d s\)$", verdict.evidence[0])
+    assert re.search(rf"2[45]\d ms each, every {every} steps \([23]\.\d s\)$", verdict.evidence[0])
 
 
 @pytest.mark.parametrize("seed", range(2))
