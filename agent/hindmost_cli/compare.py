@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     import argparse
 
 FORMATS = ("text", "json")
+#: Measures that change as the step does.
+OF_STEP = frozenset({"step", "mean_step", "steps_per_s", "work_per_s"})
 EPILOG = """\
 examples:
   hindmost compare hindmost-runs/before hindmost-runs/after
@@ -66,6 +68,6 @@ def run(args: argparse.Namespace) -> int:
         shown = text.render_scaling if args.more else text.render
         sys.stdout.write(shown(found, stdio.width(least=80), stdio.colored(sys.stdout)))
     for one in failed:
-        cpus = blame(found["by_cpu_wait"])
-        sys.stderr.write(f"hindmost: failed by --fail-if {one.text}{': it changed ' * bool(cpus)}{cpus}\n")
+        cpus = blame(found["by_cpu_wait"]) if one.name in OF_STEP else ""
+        sys.stderr.write(f"hindmost: failed by --fail-if {one.text}{': the step changed ' * bool(cpus)}{cpus}\n")
     return 1 if failed else 0

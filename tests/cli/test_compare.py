@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from hindmost.errors import UsageError
 from hindmost_cli import main
-from hindmost_collector.recordings.tables import table
+from hindmost_collector.recordings.tables import select, table
 from hindmost_collector.report import columns, section_rows
 from hindmost_collector.report import compare as text
 from hindmost_collector.report.compare import compare, condition, measured, scaling
 from hindmost_collector.report.verdict_lines import rendered
-from hindmost_collector.simulate import Scenario, simulate
+from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_collector.simulate.write import write
 from hindmost_judge.judge import judge
 from hindmost_judge.model import COLLECTIVES, Run, empty
@@ -201,6 +201,28 @@ def test_a_step_that_is_longer_by_waits_for_a_cpu_is_not_its_code(fault: dict[st
     assert said.replace("waiting", "waiting less") in back
 
 
+def test_other_processes_of_the_run_that_waits_less_blame_nothing() -> None:
+    """They were on its CPUs, and it was fast."""
+    calm, waits = used_by_others(job()), job(2, faults=[{"rank": 2, "runqueue": 3.0}])
+    shown = [text.render(compare(*both), width=200) for both in ((calm, waits), (waits, calm))]
+    assert all("for a CPU" in one for one in shown)
+    assert not any("not by code" in one for one in shown)
+
+
+@pytest.mark.parametrize(("kept", "who"), [((0,), "the rank waits"), ((0, 1), "the rank that takes longest waits")])
+def test_no_rank_is_last_where_none_is_seen_to_arrive(kept: tuple[int, ...], who: str) -> None:
+    """Of steps without collectives the longest rank is compared, rank 0."""
+    runs = []
+    for faults in ((), (Fault("cpu_contention", (0,), 0.3),)):
+        run = simulate(Scenario(2, 60, faults=faults)).run
+        tables = {name: getattr(run, name) for name in ("steps", "ranks", "intervals")}
+        kept_rows = {name: select(one, np.isin(one["rank"], kept)) for name, one in tables.items()}
+        runs.append(dataclasses.replace(run, **kept_rows, collectives=empty(COLLECTIVES)))
+    found = compare(*runs)
+    assert found["by_cpu_wait"]["wait_ms"][1] == pytest.approx(30.0, rel=0.1)
+    assert f"WHY    {who} for a CPU" in text.render(found, width=200)
+
+
 def test_the_same_rank_late_for_another_reason_is_reported_as_that() -> None:
     """The same rank in both, but other work to do."""
     waits = {"rank": 2, "runqueue": 3.0}
@@ -368,6 +390,23 @@ def test_a_condition_fails_where_a_change_is_sure_and_large(asked: str, fails: b
     assert condition(asked).holds(found) is fails
 
 
+@pytest.mark.parametrize(
+    ("a", "b", "asked", "fails"),
+    [
+        (0.0, 3.0, "gc>3%", True),
+        (0.0, 3.0, "gc<-3%", False),
+        (3.0, 0.0, "gc<-99%", True),
+        (3.0, 0.0, "gc>3%", False),
+        (0.0, 0.0, "gc>-3%", False),
+    ],
+)
+def test_a_condition_holds_where_a_measure_comes_or_goes(a: float, b: float, asked: str, fails: bool) -> None:
+    """From nothing any increase is infinite; to nothing is 100 % less."""
+    steps = np.random.default_rng(1).normal(1e6, 1e4, 400)
+    found = {"rates": [], "measures": [measured("gc", a * steps, b * steps, 100e6)]}
+    assert condition(asked).holds(found) is fails
+
+
 def test_a_change_by_chance_fails_nothing() -> None:
     """However small the condition: two runs of the same."""
     assert not condition("step>0%").holds(compare(job(1), job(2)))
@@ -400,7 +439,9 @@ def test_the_command_fails_by_a_condition(tmp_path: Path, capsys: pytest.Capture
     assert main([*command, "input>3%"]) == 2
     write(job(faults=[{"rank": 2, "runqueue": 3.0}]), tmp_path / "c", "run")
     assert main(["compare", str(tmp_path / "a"), str(tmp_path / "c"), "--fail-if", "step>3%"]) == 1
-    assert "--fail-if step>3%: it changed by waiting for a CPU" in capsys.readouterr().err
+    assert "--fail-if step>3%: the step changed by waiting for a CPU" in capsys.readouterr().err
+    assert main(["compare", str(tmp_path / "a"), str(tmp_path / "c"), "--fail-if", "wait>3%"]) == 1
+    assert capsys.readouterr().err == "hindmost: failed by --fail-if wait>3%\n"
 
 
 def test_several_runs_show_how_far_more_ranks_are_faster() -> None:
@@ -418,6 +459,7 @@ def test_several_runs_show_how_far_more_ranks_are_faster() -> None:
         [name, run["id"]] for name, run in zip("BCA", found["runs"], strict=True)
     ]
     assert max(map(len, shown.splitlines())) <= 80
+    assert "…" not in shown  # no heading is cut
     bars = [line.count("█") for line in shown.splitlines() if "█" in line]
     assert bars == sorted(bars, reverse=True)
     assert [line.split()[-1] for line in shown.splitlines() if line.startswith("A ")][-1] == "OK"

@@ -326,7 +326,7 @@ _CAUSED = 0.5
 def caption(titles: Sequence[str], report: Mapping[str, Any], *, explain: bool = True) -> str:
     """Under the table: of which steps it is, and what its columns are; empty where there is nothing to explain.
 
-    With ``explain`` each column, and why a rank's caused wait is not what it costs; else in three lines.
+    With ``explain`` each column, and why a rank's caused wait is not what it costs; else those that are not obvious.
     """
     found = report["verdicts"]
     stopped = any(one["kind"] in STOPS for one in found[:1])

@@ -29,7 +29,7 @@ from rich.text import Text
 from hindmost_collector.report import columns, cpu_change, sections
 from hindmost_collector.report.columns import number, ratio, title_of
 from hindmost_collector.report.cpu_change import SMALL, SURE, error_of_mean
-from hindmost_collector.report.text import console, labelled, paragraph, table_of, written
+from hindmost_collector.report.text import console, labelled, paragraph, parts, table_of, written
 from hindmost_collector.report.verdict_lines import doing, of_verdict, rendered, stalled
 
 if TYPE_CHECKING:
@@ -155,9 +155,7 @@ class Condition:
     def holds(self, found: Mapping[str, Any]) -> bool:
         """Whether a comparison surely changed so. Raises UsageError where it has no such measure in both runs."""
         changes = {one["name"]: one["change"] for one in found["rates"]}
-        changes |= {
-            one["name"]: one["a_ms"] and one["change_ms"] / one["a_ms"] for one in found["measures"] if one["b_ms"]
-        }
+        changes |= {one["name"]: _relative(one["a_ms"], one["change_ms"]) for one in found["measures"]}
         sure = {one["name"]: one["changed"] for one in (*found["rates"], *found["measures"])}
         known = [name for name, change in changes.items() if change is not None and sure[name] is not None]
         if self.name not in known:
@@ -166,6 +164,13 @@ class Condition:
             )
         change = changes[self.name]
         return bool(sure[self.name] and (change < self.share if self.below else change > self.share))
+
+
+def _relative(a: float | None, change: float | None) -> float | None:
+    """A change as a share of what A has; of nothing any increase is infinite. ``None``: not measured in both runs."""
+    if not a or change is None:
+        return change and math.copysign(math.inf, change)
+    return change / a
 
 
 def condition(text: str) -> Condition:
@@ -453,10 +458,10 @@ _SHARES = ("self", "self_runqueue", "input", "wait", "transfer")
 
 def render_scaling(found: Mapping[str, Any], width: int = 100, color: bool = False) -> str:
     """``hindmost.scaling/1`` as text: a row a run, efficiency as bars, then where the typical rank's step goes."""
-    return written(console(width, color), _lines_of_scaling(found))
+    return written(console(width, color), _lines_of_scaling(found, width))
 
 
-def _lines_of_scaling(found: Mapping[str, Any]) -> Iterator[RenderableType]:
+def _lines_of_scaling(found: Mapping[str, Any], width: int) -> Iterator[RenderableType]:
     runs = found["runs"]
     yield from (_titled(run["label"], run["title"]) for run in runs)
     best = max((one for one in runs if one["efficiency"]), key=lambda one: one["ranks"], default=None)
@@ -469,7 +474,7 @@ def _lines_of_scaling(found: Mapping[str, Any]) -> Iterator[RenderableType]:
         yield labelled("RESULT", f"{text} (efficiency {ratio(best['efficiency'])}), by {by}", "bold")
     shown = [one for one in _SCALING if any(run[one[0]] is not None for run in runs)]
     rows = ([sections.written(run[key], unit) for key, _, unit in shown] for run in runs)
-    yield table_of([title for _, title, _ in shown], rows, ("run",))
+    yield from parts([title for _, title, _ in shown], rows, ("run",), width)
     for run in runs:
         if run["efficiency"] is not None:
             bar = "█" * round(min(run["efficiency"], 1.0) * _BAR)
@@ -480,7 +485,8 @@ def _lines_of_scaling(found: Mapping[str, Any]) -> Iterator[RenderableType]:
         [run["label"], sections.written(run["ranks"], "count"), *map(ratio, map(run["shares"].get, names)), run["head"]]
         for run in runs
     )
-    yield table_of(["run", "ranks", *map(title_of, names), "first verdict"], rows, ("run", "first verdict"))
+    titles = ["run", "ranks", *map(title_of, names), "first verdict"]
+    yield from parts(titles, rows, ("run", "first verdict"), width)
     yield paragraph("share of the mean step, of the typical rank; a fault of one rank: report that run", "dim")
 
 

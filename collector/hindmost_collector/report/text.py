@@ -231,7 +231,7 @@ def _sections(request: _Request) -> Iterator[RenderableType]:
     for table in sections.shown(chosen, sections.rows_of(request.report, request.ranks)):
         yield Text(f"\n{table.title}" if table.title != title else "", style="bold")
         yield paragraph(table.about.replace("`", ""), "dim")
-        yield from _prose(table) if _is_prose(table) else _parts(table, request.width)
+        yield from _prose(table) if _is_prose(table) else _columns(table, request.width)
         if table.left_out and request.ranks is None:
             yield Text(f"{table.left_out:,} more rows are not shown: --format csv has all", "dim")
         title = table.title
@@ -256,16 +256,22 @@ def _prose(table: sections.Shown) -> Iterator[RenderableType]:
             yield labelled("", f"{one.title}: {cell}")
 
 
-def _parts(table: sections.Shown, width: int) -> Iterator[RenderableType]:
-    """The table; one that is wider than the page in parts, which all have its first column: no number is cut."""
+def _columns(table: sections.Shown, width: int) -> Iterator[RenderableType]:
+    """The table, its cells in a line each."""
     cells = [_short(column, [*of]) for column, of in zip(table.columns, zip(*table.cells, strict=True), strict=True)]
-    widths = [columns.width_of(columns.heading(one.title), of) for one, of in zip(table.columns, cells, strict=True)]
+    texts = [one.title for one in table.columns if one.unit == "text"]
+    return parts([one.title for one in table.columns], zip(*cells, strict=True), texts, width)
+
+
+def parts(
+    titles: Sequence[str], rows: Iterable[Sequence[str]], left: Collection[str], width: int
+) -> Iterator[RenderableType]:
+    """A table; one that is wider than the page in parts, which all have its first column: no number is cut."""
+    cells = [*zip(*rows, strict=True)]
+    widths = [columns.width_of(columns.heading(title), of) for title, of in zip(titles, cells, strict=True)]
     for first, last in _that_fit(widths, width):
         shown = [0, *range(first, last)]
-        columns_shown = [table.columns[at] for at in shown]
-        texts = [one.title for one in columns_shown if one.unit == "text"]
-        rows = zip(*(cells[at] for at in shown), strict=True)
-        yield table_of([one.title for one in columns_shown], rows, left=texts)
+        yield table_of([titles[at] for at in shown], zip(*(cells[at] for at in shown), strict=True), left)
 
 
 def _short(column: sections.Column, cells: list[str]) -> list[str]:
