@@ -75,6 +75,7 @@ def _verdict(one: Mapping[str, Any], said: RenderedVerdict, stalled: list[int]) 
         "ranks": ranks[:_RANKS],
         "ranks_total": len(ranks),
         "cause": one.get("cause"),
+        "causes": [*(one.get("causes") or ())],
         "since_step": one.get("since_step"),
         "until_step": one.get("until_step"),
         "cost_ms_per_step": _digits(one.get("cost_ms_per_step")),

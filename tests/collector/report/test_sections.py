@@ -295,6 +295,14 @@ def test_a_setting_that_remedies_slow_input_is_its_advice() -> None:
     assert other["verdicts"] == found["verdicts"]
 
 
+def test_a_setting_of_a_lone_rank_is_advised_once() -> None:
+    """With what limits the job, which stands first, and not again with its pace."""
+    found = {**judged("input-bound")[1].to_dict(), "sections": {"advice": {"settings": [LOADER]}}}
+    found |= {"ranks": found["ranks"][:1], "verdicts": judged("single")[1].to_dict()["verdicts"]}
+    assert columns.limits_more(found)
+    assert text.render(found, width=200).count(LOADER["set"]) == 1
+
+
 def test_an_option_that_a_late_ranks_advice_names_is_no_second_advice() -> None:
     """More workers for that rank are not tried once more on the typical one."""
     found = judged("straggler")[1].to_dict()
@@ -315,6 +323,17 @@ def test_a_setting_has_the_columns_of_its_table_with_the_ranks_that_it_is_about(
     (row,) = section_rows.of(run, found.to_dict(), found.overview, ("advice",))["advice"]["settings"]
     assert (row["name"], row["ranks"]) == ("memory of the node", "1")
     assert [*row] == [column.key for column in sections.SECTIONS["advice"].tables["settings"].columns]
+
+
+def test_a_brief_verdict_has_its_head_its_kind_and_both_causes() -> None:
+    """A job that is balanced but for doubts is none; two causes at once leave ``cause`` unknown."""
+    (unsure,) = brief.of(judged("single")[2])["verdicts"]
+    assert (unsure["head"], unsure["kind"]) == ("UNSURE", "insufficient_data")
+    report = judged("straggler")[2]
+    (slow, *_) = report["verdicts"]
+    both = {**slow, "cause": "unknown", "causes": ("compute", "input")}
+    (shown,) = brief.of({**report, "verdicts": [both]})["verdicts"]
+    assert (shown["head"], shown["kind"], shown["causes"]) == ("SLOW", "straggler", ["compute", "input"])
 
 
 def test_a_brief_report_has_commands_that_can_be_typed() -> None:
