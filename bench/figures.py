@@ -63,7 +63,7 @@ def headline(
     right, cases = sum(one["as_expected"] for one in live), sum(one["of"] for one in live)
     wrong = [case for one in live for case in one["faults"] if not case["as_expected"]]
     healthy = sum(case["expected"].startswith("no rank") for case in wrong)
-    missed = f"{len(wrong) - healthy} missed a cause, a line or one of two slow ranks"
+    missed = f"{len(wrong) - healthy} missed a cause, the source line of a hang, or one of two slow ranks"
     said = f"{right} of {cases}; {healthy} named a healthy rank, {missed}"
     step_ms, longer = on_gpus["step_ms"]["out"], on_gpus["between"]["all - out"]
     low, high = longer["percent_95"]
@@ -72,10 +72,10 @@ def headline(
     on_full_cores = []
     for name, digits in (("products 80 within", 0), ("within, 16 cores", 1)):
         running = guests[f"numpy 200000 {name}"]
-        step = f"step of {running['step_ms_without']:.{digits}f} ms of an all-reduce job"
+        step = f"step of {running['step_ms_without']:.{digits}f} ms of an all-reduce job on {running['machine_cores']}"
         on_full_cores.append(
             (
-                f"{step} with a rank on each of {running['machine_cores']} cores, from its 40th second on",
+                f"{step} full cores, after start-up (40 s): how much longer with hindmost",
                 "{:+.1f} % (95 % interval {:.1f} to {:.1f})".format(running["percent"], *running["percent_95"]),
                 "`bench/guest`",
             )
@@ -96,7 +96,7 @@ def headline(
         ),
         *on_full_cores,
         (
-            f"how much longer the command takes on {whole['machine_cores']} such cores, with start and report",
+            f"command of such a job on {whole['machine_cores']} cores, start and report included: how much longer",
             "{:.1f} s (95 % interval {:.1f} to {:.1f})".format(
                 whole["command_longer_s"], *whole["command_longer_s_95"]
             ),
