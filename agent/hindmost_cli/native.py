@@ -26,6 +26,7 @@ examples:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of ``hindmost native``."""
     parser.epilog = EPILOG
     parser.add_argument(
         "action", choices=["build"], help="build the libraries that are neither prebuilt nor in the cache"

@@ -126,6 +126,7 @@ class Receiver:
         return http.client.HTTPConnection(self._host, self._port, timeout=self._timeout_s)
 
     def close(self) -> None:
+        """Let the connection go."""
         if self._connection:
             self._connection.close()
 

@@ -32,6 +32,7 @@ UNKNOWN_S = 15.0
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
+    """Add this subcommand's arguments."""
     parser.epilog = EPILOG
     parser.add_argument("jobs", metavar="JOBID", nargs="*", help="jobs, as Slurm numbers them: 123, 123_4")
     parser.add_argument("--since", metavar="TIME", help="all jobs that ended since, as sacct has it: now-2days")
