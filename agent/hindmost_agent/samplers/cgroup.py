@@ -24,7 +24,9 @@ LIMIT = _gauge("memory_limit_bytes", "Memory that the group may use; missing if 
 EVENTS = _counter("memory_events", "Times the group met a memory limit, by what happened.", "event")
 PIDS = _gauge("processes", "Processes and threads in the group.")
 OF_RANK = gauge(
-    "hindmost_process_cpu_cgroup_info", "1; the rank's control group for CPU time.", "job", "rank", "cgroup"
+    "hindmost_process_cpu_cgroup_info",
+    "1; the rank's control group for CPU time, and the file in its folder that sets a quota; empty if unknown.",
+    *("job", "rank", "file", "cgroup"),
 )
 
 #: A memory limit of version 1 that is none (the largest multiple of a page).
@@ -45,6 +47,15 @@ class Group:
     def limited(self) -> bool:
         """Whether CPU time or memory is limited here."""
         return CPU_LIMIT in _cpu(self) or LIMIT in _memory(self)
+
+    @property
+    def quota(self) -> str:
+        """The name of the file that sets its CPU quota; empty where its folder is not the one of its path."""
+        names = ("cpu.max", "cpu.cfs_quota_us")
+        own = [
+            name for name in names if name in self._files and self._files[name].path.endswith(f"{self.label}/{name}")
+        ]
+        return own[0] if own else ""
 
     def read(self, name: str) -> bytes:
         """A file's content; empty when the group has none of this name."""
@@ -182,5 +193,6 @@ class Cgroup(TableSampler):
                     levels = [groups.setdefault(path.key, path) for path in paths]
                     shown += [level for level in levels if level is levels[0] or level.limited]
                     if controller == "cpu":
-                        self._of_ranks.append(series(OF_RANK, job, str(rank), levels[0].label))
+                        file = next((level.quota for level in levels if level.quota), "")
+                        self._of_ranks.append(series(OF_RANK, job, str(rank), file, levels[0].label))
         self._groups = list(dict.fromkeys(shown))[:MOST_GROUPS]

@@ -98,13 +98,17 @@ def _by_quota(run: Run, nodes: dict[str, tuple[int, int]], known: set[str]) -> l
 
 @dataclass(frozen=True)
 class QuotaGroup:
-    """A control group with a quota: how many CPUs it may use, its ranks, and for how many s per s it was stopped."""
+    """A control group with a quota: how many CPUs it may use, its ranks, and for how many s per s it was stopped.
+
+    ``file`` sets the quota; empty where that is not known.
+    """
 
     node: str
     name: str
     cpus: float
     ranks: tuple[int, ...]
     stopped: float
+    file: str
 
 
 @dataclass(frozen=True)
@@ -123,7 +127,9 @@ def _quotas(run: Run) -> _Quotas:
         seconds = float(np.ptp(series.times)) / 1e9
         if seconds > 0:
             stopped[series.node, series.labels.get("cgroup", "")] = float(np.ptp(series.values)) / seconds
-    stated = last_stated(run, metrics, "hindmost_process_cpu_cgroup_info", "cgroup")
+    stated_by = "hindmost_process_cpu_cgroup_info"
+    stated = last_stated(run, metrics, stated_by, "cgroup")
+    files = last_stated(run, metrics, stated_by, "file")
     on: dict[str, list[tuple[int, str]]] = {}
     for rank, (node, group) in sorted(stated.items()):
         on.setdefault(node, []).append((rank, f"{group}/"))
@@ -133,7 +139,8 @@ def _quotas(run: Run) -> _Quotas:
         within = name.rstrip("/") + "/"
         if cpus > 0:
             ranks = tuple(rank for rank, group in on.get(node, ()) if group.startswith(within))
-            groups.append(QuotaGroup(node, name, cpus, ranks, stopped.get((node, name), 0.0)))
+            file = min((files[rank][1] for rank in ranks), default="")
+            groups.append(QuotaGroup(node, name, cpus, ranks, stopped.get((node, name), 0.0), file))
     return _Quotas(groups, len(stated) == len(run.ranks["rank"]))
 
 

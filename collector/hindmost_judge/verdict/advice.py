@@ -132,7 +132,7 @@ def on(found: Verdict, run: Run, *, storage: bool = False, usual: float = 0.0) -
         if quota is not None and quota.stopped >= (found.cost_ratio or 0.0) / 2:  # else others keep it waiting
             stopped = f"its control group was stopped {percent(quota.stopped)} of the time by its CPU quota"
             partial = "quota" if found.cause == "cpu_contention" else found.partial
-            found = replace(found, partial=partial, evidence=(*found.evidence[:1], stopped, *found.evidence[1:]))
+            found = replace(found, partial=partial, evidence=(stopped, *found.evidence))
             where = replace(where, quota=quota)
     if found.partial in _OF_CAUSE and found.cause != "unknown":
         causes = (found.partial,)
@@ -184,10 +184,18 @@ def of_cause(cause: str, at: Place) -> str:
     return _OF_CAUSE[cause].format(who=who, on=at.on, smi=at.smi, **words)
 
 
+#: How to lift a quota, by the file that sets it: of control groups of version 2, and 1.
+_NO_QUOTA = {
+    "cpu.max": "echo max > /sys/fs/cgroup{}/cpu.max",
+    "cpu.cfs_quota_us": "echo -1 > /sys/fs/cgroup/cpu{}/cpu.cfs_quota_us",
+}
+
+
 def _free_cpus(at: Place, who: str) -> str:
     if at.quota is not None:
         group = at.quota.name.rstrip("/")
-        file = f"`echo max > /sys/fs/cgroup{group}/cpu.max`, or what sets it: " if group else ""
+        lift = _NO_QUOTA.get(at.quota.file, "").format(group) if group else ""
+        file = f"`{lift}`, or what sets it: " if lift else ""
         may = f"its control group {at.quota.name} may use {at.quota.cpus:g} CPUs, others more"
         return f"raise the CPU quota of {who}{at.on}: {may} ({file}{CPU_QUOTA})"
     its, pid = "its" if len(at.ranks) == 1 else "their", at.pids[0] if at.runs and len(at.pids) == 1 else "PID"

@@ -239,7 +239,7 @@ def test_a_limit_above_a_rank_s_own_group_binds_it_too(host: Host) -> None:
     write(host.cgroup / job, {"memory.max": "8589934592\n", "memory.events": "max 3\noom 1\noom_kill 1\n"})
     found = read(Cgroup(host))
     assert {key[1] for key in found if key[0].startswith("hindmost_node")} == {f"/{path}", f"/{job}"}
-    assert ("hindmost_process_cpu_cgroup_info", "j", "0", f"/{path}") in found
+    assert ("hindmost_process_cpu_cgroup_info", "j", "0", "cpu.max", f"/{path}") in found
     assert found["hindmost_node_cgroup_memory_limit_bytes", f"/{job}"] == 8 << 30
     assert found["hindmost_node_cgroup_memory_events_total", f"/{job}", "oom_kill"] == 1
     assert found["hindmost_node_cgroup_cpu_throttled_seconds_total", f"/{path}"] == 2.5
@@ -266,7 +266,10 @@ def test_a_quota_carries_the_path_of_the_cpu_s_controller(host: Host) -> None:
     found = read(Cgroup(host))
     assert found["hindmost_node_cgroup_cpu_throttled_seconds_total", "/held"] == 2.5
     info = "hindmost_process_cpu_cgroup_info"
-    assert {key for key in found if key[0] == info} == {(info, "j", "0", "/free"), (info, "j", "1", "/held/rank1")}
+    assert {key for key in found if key[0] == info} == {
+        (info, "j", "0", "cpu.cfs_quota_us", "/free"),
+        (info, "j", "1", "cpu.cfs_quota_us", "/held/rank1"),
+    }
     limit = "hindmost_node_cgroup_cpu_limit_cores"
     assert {key: found[key] for key in found if key[0] == limit} == {(limit, "/held"): 0.5}
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hindmost_judge.causes import cpu_wait
+from hindmost_judge.causes import cpu_sharing, cpu_wait
 from hindmost_judge.causes.cpu_wait import (
     Oversubscription,
     cpus,
@@ -20,6 +20,7 @@ from hindmost_judge.model import UNMEASURED, Run
 from hindmost_judge.settings import DEFAULT
 from hindmost_judge.timeline import build_blocks
 from hindmost_judge.types import Floats
+from hindmost_judge.verdict import advice
 from hindmost_judge.whatif.savings import StepTimeChange
 
 from tests.scenarios.loads import Load, make, metrics, own_times
@@ -165,9 +166,23 @@ def test_the_advice_is_to_raise_a_lower_quota(other: float | None, stopped: floa
         found.append(("hindmost_process_cpu_cgroup_info", labels, 1, 1.0))
     (verdict,) = judge(replace(run, metrics=metrics(found))).verdicts
     assert verdict.cause == "cpu_contention"
-    wanted = "raise the CPU quota of rank 1 on node0: its control group /slow may use 0.5 CPUs, others more (`echo max"
+    wanted = "raise the CPU quota of rank 1 on node0: its control group /slow may use 0.5 CPUs, others more ("
     assert verdict.advice[0].startswith(wanted) == (verdict.partial == "quota") == raises
-    assert ("its control group was stopped 50 % of the time by its CPU quota" in verdict.evidence) == raises
+    assert (verdict.evidence[0] == "its control group was stopped 50 % of the time by its CPU quota") == raises
+
+
+@pytest.mark.parametrize(
+    ("file", "lifts"),
+    [
+        ("cpu.max", "(`echo max > /sys/fs/cgroup/slow/cpu.max`, or what sets it: `resources"),
+        ("cpu.cfs_quota_us", "(`echo -1 > /sys/fs/cgroup/cpu/slow/cpu.cfs_quota_us`, or what sets it: `resources"),
+        ("", "others more (`resources"),  # in a container the path is the host's
+    ],
+)
+def test_a_quota_is_raised_in_the_file_that_the_agent_read(file: str, lifts: str) -> None:
+    quota = cpu_sharing.QuotaGroup("node0", "/slow", 0.5, (1,), 0.5, file)
+    where = replace(advice.place(paused_in_turn(), (1,)), quota=quota)
+    assert lifts in advice.of_cause("cpu_contention", where)
 
 
 def test_a_rank_without_calls_in_a_step_shows_no_cpu_time() -> None:
