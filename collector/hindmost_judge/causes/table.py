@@ -32,6 +32,8 @@ _OWN_FILE_MB = 1.0
 _QUEUE_WITHOUT_WORK = 0.1
 #: Run-queue delay of the main thread above its peers, before that of its other threads counts (of the step).
 _STARVED_SHARE = 0.05
+#: Stalls are saves where a rank writes for this share of them.
+_MOSTLY = 0.5
 #: A host phase that uses less CPU time than this waits for something (of a CPU).
 _IDLE_CPU = 0.2
 
@@ -99,6 +101,8 @@ def explain(blocks: Blocks, row: int, columns: Array, settings: Settings, betwee
     if not shares or not delay > 0:
         return Cause("unknown")
     fractions = {name: float(np.clip(ns / delay, 0.0, 1.0)) for name, ns in shares.items()}
+    if scattered(columns) and fractions.get("checkpoint", 0.0) >= _MOSTLY:  # it computes there what it saves
+        fractions["checkpoint"] = min(fractions["checkpoint"] + fractions.get("compute", 0.0), 1.0)
     listed = tuple(sorted(shares.items(), key=lambda item: -item[1]))
     queued = min(queued_with(blocks, row, columns), max(shares.get("compute", 0.0), 0.0))
     order = _GPU_FIRST if "gpu_forward" in blocks.parts or blocks.computing is not None else _HOST_FIRST
@@ -327,16 +331,19 @@ FILES = {"file_read": "input", "file_sync": "checkpoint", "file_write": "io"}
 def _of_files(blocks: Blocks, row: int, columns: Array, blocked: float, marked: dict[str, float]) -> dict[str, float]:
     """Time off the CPU, and what of it was in reading (input) and in writing files (checkpoints, where flushed).
 
-    A phase that the loop ``marked`` as input or as a checkpoint counts as that, whatever it waits for.
+    A phase that the loop ``marked`` as input or as a checkpoint counts as that, whatever it waits for. What exceeds the
+    time off the CPU ran there, or queued: that is no computing.
     """
     found: dict[str, float] = {name: marked[name] for name in ("input", "checkpoint") if name in marked}
     for name, cause in FILES.items():
         if name in blocks.parts:
             found[cause] = max(excess_of(blocks.parts[name], row, columns), found.get(cause, 0.0))
-    left = blocked - sum(max(ns, 0.0) for ns in found.values())
+    left = max(blocked, 0.0) - sum(max(ns, 0.0) for ns in found.values())
+    computed = max(marked.get("compute", 0.0), 0.0)
+    computing = {"compute": marked["compute"] - min(max(-left, 0.0), computed)} if "compute" in marked else {}
     if found.get("checkpoint", 0.0) > 0 and "io" in found:  # what is flushed was written to be kept
         found["checkpoint"] += max(found.pop("io"), 0.0)
-    return found | {"blocked": max(left, 0.0)}
+    return found | computing | {"blocked": max(left, 0.0)}
 
 
 def _computing(blocks: Blocks) -> list[Floats]:

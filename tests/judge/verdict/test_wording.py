@@ -179,6 +179,20 @@ def test_files_that_the_first_rank_writes_leave_no_doubt(seen: bool, by: str | N
     assert (report["job"]["bound"] or {"by": None})["by"] == by
 
 
+def test_a_save_holds_what_it_runs_and_queues_for() -> None:
+    """Four fifths of it are writes, in which it hardly sleeps: its CPU is shared. That is said once, of the save."""
+    queues = [{"rank": rank, "runqueue": 30.0} for rank in range(2)]
+    saves = {"rank": 0, "compute": 60.0, "runqueue": 270.0, "blocked": 20.0, "every": 20}
+    run = make(Load(ranks=2, steps=200, faults=[saves, *queues]))
+    calls = run.collectives
+    flushed = (calls["rank"] == 0) & (calls["self_ns"] > 300 * MS)
+    start, took = calls["start_ns"][flushed] - 350 * MS, np.full(np.count_nonzero(flushed), 270 * MS)
+    intervals = table("intervals", rank=np.zeros(len(took)), name="file_sync", start_ns=start, duration_ns=took)
+    report = judge(replace(run, intervals=intervals)).to_dict()
+    assert [of_verdict(one).head for one in report["verdicts"]] == ["OK"]
+    assert report["job"]["bound"]["by"] == "checkpoint"
+
+
 def test_the_head_says_which_rank_pauses_and_what_that_costs() -> None:
     """It may be a fault, or save: a user is to see which rank, how often and at what cost."""
     run = make(Load(ranks=4, steps=200, compute=10.0, faults=[{"rank": 0, "blocked": 30.0, "every": 20}]))
