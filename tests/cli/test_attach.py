@@ -185,6 +185,22 @@ def test_nested_phases_are_counted_once() -> None:
     assert (seen["input"], seen["comm"], seen["backward"], seen["other"]) == pytest.approx((0.2, 0.3, 0.1, 0.4))
 
 
+def test_phases_between_steps_count_too() -> None:
+    """From the first step on, without what is nested in them, and once, however the records come."""
+    folded, tables = Folded(), Tables()
+    phase = {"kind": ring.PHASE, "flags": 0, "seq": 0, "peer": -1, "comm_id": 0, "value": 0}
+    for event in [
+        ring.Event(name="checkpoint", start_ns=0, duration_ns=100, **phase),
+        ring.Event(ring.STEP, 0, "train", 100, 100, 1, -1, 0, 0),
+        ring.Event(name="sync", start_ns=300, duration_ns=200, **phase),
+        ring.Event(name="checkpoint", start_ns=200, duration_ns=700, **phase),
+        ring.Event(ring.STEP, 0, "train", 1000, 100, 2, -1, 0, 0),
+    ]:
+        folded.add(tables.block([event]), tables)
+    seen = folded.shares().share
+    assert (seen["checkpoint"], seen["comm"], seen["other"]) == pytest.approx((0.5, 0.2, 0.3))
+
+
 def test_other_processes_are_refused_by_name(tmp_path: Path) -> None:
     """No such process, another user's, and one that runs no Python: each refusal says which and why."""
     with pytest.raises(UsageError, match="there is no such process"):

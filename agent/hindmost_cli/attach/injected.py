@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING
 import hindmost
 from hindmost import ring
 from hindmost.errors import HindmostError
-from hindmost_agent.jobs.event_rows import RowBuilder, is_amount
+from hindmost_agent.jobs.event_rows import PENDING_LIMIT, RowBuilder, is_amount
 
 from hindmost_cli.attach.phases import PHASES, Shares
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from hindmost_cli.attach.target import Target
 
@@ -33,11 +33,23 @@ if TYPE_CHECKING:
 NAMES = {"sync": "comm"}
 
 
-class Folded:
-    """A ring's steps made into shares, however many they are."""
+class _Builder(RowBuilder):
+    """Keeps phases that no step holds: start, duration, name, and the time that is its own alone."""
 
     def __init__(self) -> None:
-        self._builder = RowBuilder()
+        super().__init__()
+        self.between: list[tuple[int, int, str, int]] = []
+
+    def _release(self, phases: Iterable[tuple[int, int, str, int]]) -> None:
+        self.between += phases
+        del self.between[:-PENDING_LIMIT]
+
+
+class Folded:
+    """A ring's phases made into shares, in steps and between them, however many they are."""
+
+    def __init__(self) -> None:
+        self._builder = _Builder()
         self._spent: Counter[str] = Counter()
         self._first = self._last = -1
 
@@ -47,9 +59,15 @@ class Folded:
         for step in self._builder.take().steps:
             self._first = step.start_ns if self._first < 0 else self._first
             self._last = step.start_ns + step.duration_ns
-            for name, ns in step.phases.items():
-                if not is_amount(name):
-                    self._spent[NAMES.get(name, name)] += ns
+            self._spend(step.phases.items())
+        between, first, last = self._builder.between, self._first, self._last
+        self._spend((name, own) for start, _, name, own in between if first <= start < last)
+        self._builder.between = [phase for phase in between if phase[0] >= last]
+
+    def _spend(self, phases: Iterable[tuple[str, int]]) -> None:
+        for name, ns in phases:
+            if not is_amount(name):
+                self._spent[NAMES.get(name, name)] += ns
 
     def shares(self) -> Shares:
         """Shares of the time from the first step to the last; empty where no step was seen."""
