@@ -549,7 +549,7 @@ class RankStates:
 
     def waiting(self, rank: int, now_ns: int) -> wire.RankState | None:
         """How a running rank was that was inside something when last looked at, said as of now; no change since."""
-        state = self._known[rank].waiting
+        state = known.waiting if (known := self._known.get(rank)) else None
         if state is not None:
             state = wire.RankState.FromString(state.SerializeToString())
             state.time_ns = now_ns

@@ -45,6 +45,13 @@ def test_only_what_is_open_for_long_is_in_flight_of_a_running_rank(producer: Pro
     assert reported(producer, ENTERED_NS + OPEN_NS + 1) == (wire.RankState.RUNNING, [("all_reduce", 3)])
 
 
+def test_a_rank_that_was_never_looked_at_is_not_known() -> None:
+    """Asking about it leaves nothing behind: references grow with each start of a rank."""
+    states = RankStates()
+    assert states.waiting(7, ENTERED_NS) is None
+    assert not states._known
+
+
 def test_a_rank_that_vanished_is_still_where_it_was(producer: Producer) -> None:
     """Its ring outlives it, and says in what it died, however shortly before it had entered that."""
     producer.gone_ns = ENTERED_NS + 2
