@@ -52,7 +52,8 @@ def for_job(advice: str, run: Run) -> str:
     if run.at_work:
         return advice.replace(_START, "").replace("--job NAME", f"--job {run.job.id}")
     own = run.job.source == Job.source
-    return re.sub(r"(--job(?:-id)?) NAME", rf"\1 {_WHEN.sub('', run.job.id)}", advice) if own else advice
+    name = _WHEN.sub("", run.job.id)
+    return re.sub(r"(--job(?:-id)?) NAME", lambda option: f"{option[1]} {name}", advice) if own else advice
 
 
 def duration(ms: float | None) -> str:

@@ -27,6 +27,12 @@ from tests.runs import MS, blocks_of, call, made
 from tests.scenarios.loads import Load, hang, make
 
 
+def test_a_job_s_name_is_taken_as_it_is() -> None:
+    """Whatever it is: of a backslash nothing is made."""
+    run = made(1, id=r"a\d\1", ended_ns=1)
+    assert wording.for_job("`hindmost run --job-id NAME`", run) == r"`hindmost run --job-id a\d\1`"
+
+
 def _report(*faults: dict[str, float], kind: str = "mpi", ranks: int = 4, compute: float = 10.0) -> str:
     run = make(Load(kind=kind, ranks=ranks, steps=200, compute=compute, faults=list(faults)))
     return " ".join(text.render(judge(run).to_dict(), width=400, explain=True).split())
