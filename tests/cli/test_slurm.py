@@ -69,6 +69,15 @@ def test_a_summary_has_verdict_and_end(sacct: Path, report: dict[str, Any], caps
     assert (found["schema"], found["verdicts"][0]["ranks"], found["slurm"]["number"]) == (brief.SCHEMA, [3], "12")
 
 
+def test_a_summary_of_an_earlier_version_has_the_cost_in_numbers(report: dict[str, Any]) -> None:
+    """Accounting keeps it for years."""
+    found = brief.of(report)
+    (verdict,) = found["verdicts"]
+    del verdict["cost"]
+    verdict |= {"cost_ms_per_step": 5.21, "cost_ratio": 0.04}
+    assert "COST   5.2 ms per step (4.0 %)\n" in admin_comment.rendered(found, 100)
+
+
 def test_what_to_do_about_a_second_verdict_comes_after_the_first(report: dict[str, Any]) -> None:
     """As in the whole report."""
     (first,) = report["verdicts"]

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hindmost.errors import HindmostError, printable
+from hindmost_judge.verdict.wording import duration
 
 from hindmost_collector.report import brief
 from hindmost_collector.report.columns import ratio
@@ -57,7 +58,7 @@ def rendered(found: Mapping[str, Any], width: int, color: bool = False) -> str:
             head, _, what = str(verdict["says"]).partition(" ")
             sure = f" ({ratio(verdict['confidence'])} sure)" if verdict.get("confidence") is not None else ""
             lines.append(labelled(head, f"{what}{sure}", "bold", "bold"))
-            costs = [cost] if (cost := verdict.get("cost")) else []  # summaries of earlier versions have none
+            costs = [cost] if (cost := _cost(verdict)) else []
             for label, texts in (("COST", costs), ("WHY", verdict["why"]), ("DO", verdict["do"])):
                 lines += [labelled(label, str(text)) for text in texts[:1]]
     except (KeyError, TypeError, ValueError, AttributeError):
@@ -65,3 +66,11 @@ def rendered(found: Mapping[str, Any], width: int, color: bool = False) -> str:
     if pace := found.get("pace"):
         lines.append(labelled("PACE", str(pace)))
     return written(page, lines)
+
+
+def _cost(verdict: Mapping[str, Any]) -> str:
+    """What it costs. Summaries of earlier versions have no sentence, but its two numbers."""
+    cost, share = verdict.get("cost_ms_per_step"), verdict.get("cost_ratio")
+    if "cost" in verdict or cost is None or share is None:
+        return verdict.get("cost") or ""
+    return f"{duration(cost)} per step ({ratio(share)})"
