@@ -358,10 +358,12 @@ class Runner:
         if error is not None and not isinstance(error, Absent):
             counts.errors[slot.name] += 1
             self._say(slot, error)
-        before = self.latest.pop(slot.name, None)
-        gone = reading is None or (before is not None and reading.series is not before.series)
-        if before is not None and gone and (error is None or isinstance(error, Absent)):
-            yield before._replace(time_ns=now_ns, values=[NAN] * len(before.values))
+        self.latest.pop(slot.name, None)
+        if error is None or isinstance(error, Absent):
+            before, slot.before = slot.before, reading
+            if before is not None and (reading is None or reading.series is not before.series):
+                time_ns = now_ns if reading is None else reading.time_ns
+                yield before._replace(time_ns=time_ns, values=[NAN] * len(before.values))
         if reading is not None:
             self.latest[slot.name] = reading
             yield reading

@@ -263,12 +263,14 @@ class Slot:
         self.due_ns = LONG_AGO_NS
         self.sampler: Sampler | None = None
         self._series: tuple[Series, ...] = ()
+        #: What it had when it last did not fail.
+        self.before: Reading | None = None
         self.said: set[str] = set()
 
     def anew(self) -> Slot:
         """The same with a sampler yet to be made, due at once."""
         made = Slot(self.kind, self._interval_ns, self.place)
-        made.said = self.said
+        made.before, made.said = self.before, self.said
         return made
 
     def run(self, host: Host, now_ns: int) -> Reading | None:

@@ -60,6 +60,8 @@ class Mounts(Steady):
     count = 1
 
     def sample(self) -> list[float]:
+        if self.count < 0:
+            raise OSError("gone while it was read")
         self.series = tuple([series(VALUE)] * self.count)
         return [1.0] * self.count
 
@@ -107,6 +109,17 @@ def test_series_that_are_gone_end_as_missing(monkeypatch: pytest.MonkeyPatch) ->
     (ended,) = made.run(2 * NS)
     assert str(ended.values) == "[nan, nan]"
     assert made.run(3 * NS) == []
+
+
+def test_series_that_went_while_reading_failed_end_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A failure says nothing of what is still there; the next reading does."""
+    made = runner(Mounts)
+    (before,) = made.run(0)
+    monkeypatch.setattr(Mounts, "count", -1)
+    assert made.run(NS) == []
+    monkeypatch.setattr(Mounts, "count", 2)
+    ended, _ = made.run(2 * NS)
+    assert (ended.series, ended.time_ns, str(ended.values)) == (before.series, 2 * NS, "[nan]")
 
 
 def test_each_sampler_has_its_own_period() -> None:
