@@ -19,7 +19,7 @@ import re
 import threading
 import time
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -202,6 +202,10 @@ class _Sent(NamedTuple):
     at_ms: int
 
 
+def _keys(schema: Schema) -> Iterator[tuple[str, str]]:
+    return ((name, labels) for name, _, _, labels in schema.series)
+
+
 class RemoteWrite:
     """The sink. ``add`` from the event loop; a thread sends, between ``start`` and ``close``.
 
@@ -230,7 +234,7 @@ class RemoteWrite:
         self._waiting: deque[_Waiting] = deque()
         self._waiting_bytes = self._sending_bytes = 0
         self._lock, self._leaving = threading.Lock(), threading.Event()
-        self._last: dict[tuple[str, int], _Sent] = {}
+        self._last: defaultdict[str, dict[int, _Sent]] = defaultdict(dict)
         self._thread: threading.Thread | None = None
         self._page_due_ns = 0
         self.counts: Counter[str] = Counter()
@@ -244,7 +248,7 @@ class RemoteWrite:
     @property
     def remembered(self) -> int:
         """How many schemas of nodes it is known of up to when they were sent."""
-        return len(self._last)
+        return sum(map(len, self._last.values()))
 
     def add(self, blocks: Sequence[MetricRows]) -> None:
         """Take samples; the oldest give way, counted, where too many wait."""
@@ -313,7 +317,8 @@ class RemoteWrite:
         for one in taken:
             groups[one.rows.node, one.rows.schema].append(one)
         request: list[tuple[bytes, int]] = []
-        for (node, ref), waiting in groups.items():
+        # Schemas that end come last: which of their series go on in another one of the node is known by then.
+        for (node, ref), waiting in sorted(groups.items(), key=lambda one: np.isnan(one[1][-1].rows.values[-1]).all()):
             request.append(self._encoded(node, ref, waiting))
             if sum(count for _, count in request) >= REQUEST_SAMPLES:
                 self._post(request)
@@ -326,7 +331,7 @@ class RemoteWrite:
         values = np.concatenate([one.rows.values for one in waiting])
         times, first = np.unique(times, return_index=True)
         values = values[first]
-        sent = self._last.get((node, ref))
+        sent = self._last.get(node, {}).get(ref)
         before, present = (sent.last_ms, sent.present) if sent else (0, np.zeros(values.shape[1], bool))
         fresh = (times > max(before, EARLIEST_MS)) & (times <= LATEST_MS)
         self.counts["dropped_old"] += int((~fresh).sum()) * values.shape[1]
@@ -334,25 +339,37 @@ class RemoteWrite:
             return b"", 0
         times, values = times[fresh], values[fresh]
         here = ~np.isnan(values)
-        gone = present & ~here.any(axis=0)
-        values[-1, gone] = STALE
         schema = waiting[-1].schema
-        self._last[node, ref] = _Sent(int(times[-1]), here.any(axis=0), schema, self._now_ns() // 1_000_000)
+        gone = self._nowhere(node, ref, schema, present & ~here.any(axis=0), int(times[-1]))
+        values[-1, gone] = STALE
+        self._last[node][ref] = _Sent(int(times[-1]), here.any(axis=0), schema, self._now_ns() // 1_000_000)
         encoded = self._encoder.block(node, ref, schema, times, values)
         return encoded, int(here.sum() + gone.sum())
+
+    def _nowhere(self, node: str, ref: int, schema: Schema, gone: Array, time_ms: int) -> Array:
+        """Which of the series (S,) that are gone no other schema of the node has had at that time or since."""
+        names = {schema.head.names[place] for place in np.flatnonzero(gone).tolist()}
+        found: set[tuple[str, str]] = set()
+        for other, sent in self._last[node].items():
+            if other != ref and sent.last_ms >= time_ms and not names.isdisjoint(sent.schema.head.names):
+                found.update(key for key, there in zip(_keys(sent.schema), sent.present, strict=True) if there)
+        return gone & [key not in found for key in _keys(schema)] if found else gone
 
     def _ended(self) -> list[tuple[bytes, int]]:
         """A mark on every series of agents that have been silent for too long; those silent for long are forgotten."""
         now = self._now_ns() // 1_000_000
         found = []
-        for (node, ref), sent in list(self._last.items()):
+        for node, ref, sent in [(node, *one) for node, schemas in self._last.items() for one in schemas.items()]:
             if now - sent.last_ms > STALE_S * 1e3 and sent.present.any():
-                values = np.where(sent.present, STALE, np.nan)[None, :]
+                gone = self._nowhere(node, ref, sent.schema, sent.present, now - round(STALE_S * 1e3))
+                values = np.where(gone, STALE, np.nan)[None, :]
                 encoded = self._encoder.block(node, ref, sent.schema, np.array([sent.last_ms + 1]), values)
-                found.append((encoded, int(sent.present.sum())))
-                self._last[node, ref] = sent._replace(last_ms=sent.last_ms + 1, present=np.zeros_like(sent.present))
+                found.append((encoded, int(gone.sum())))
+                self._last[node][ref] = sent._replace(last_ms=sent.last_ms + 1, present=np.zeros_like(sent.present))
             if now - sent.at_ms > FORGET_S * 1e3:
-                del self._last[node, ref]
+                del self._last[node][ref]
+                if not self._last[node]:
+                    del self._last[node]
         return found
 
     def _post(self, request: list[tuple[bytes, int]]) -> None:

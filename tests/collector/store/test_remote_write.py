@@ -160,6 +160,39 @@ def test_series_that_end_are_marked_once():
     assert len(receiver.taken) == 3
 
 
+@pytest.mark.parametrize("first", [1, 2])
+def test_series_that_go_on_in_another_schema_do_not_end(first):
+    """When one rank of two ends, the other has one sample at each time; a receiver refuses a second. Nor later."""
+    receiver = FakeReceiver()
+    sink = Sink(receiver)
+    sink.known.schemas[2] = Schema((Series("b", False, "", "{}"),))
+    nan, ms = float("nan"), NOW_NS // 1_000_000
+    sink.add([block("n0", 0, [[1, 1, 1]])])
+    sink.send()
+    new = MetricRows.of("n0", 2, np.array([NOW_NS + SECOND]), np.array([[2.0]]))
+    sink.add([block("n0", 1, [[nan, nan, nan]]), new][:: 1 if first == 1 else -1])
+    sink.send()
+    assert receiver.taken[1]["__name__=b,node=n0"] == [(ms + 1000, bits(2))]
+    assert receiver.taken[1]["__name__=c,node=n0,zone=ü"] == [(ms + 1000, STALE_BITS)]
+    sink.time_ns += 90 * SECOND
+    sink.send()
+    assert receiver.taken[2] == {"__name__=b,node=n0": [(ms + 1001, STALE_BITS)]}
+
+
+def test_a_schema_that_was_replaced_in_silence_ends_nothing_that_goes_on():
+    """Its series, but those that the agent still sends, end a minute after the last of them."""
+    receiver = FakeReceiver()
+    sink = Sink(receiver)
+    sink.known.schemas[2] = Schema((Series("b", False, "", "{}"),))
+    sink.add([block("n0", 0, [[1, 1, 1]])])
+    sink.send()
+    sink.time_ns += 70 * SECOND
+    sink.add([MetricRows.of("n0", 2, np.array([sink.time_ns]), np.array([[2.0]]))])
+    sink.send()
+    ended = [key.split(",")[0] for key, found in receiver.taken[2].items() if found[-1][1] == STALE_BITS]
+    assert sorted(ended) == ["__name__=c", "__name__=hindmost_node_cpu_seconds_total"]
+
+
 def test_forgotten_schema_is_still_sent():
     """Samples that waited for longer than their definition is kept are sent as they were meant, and end as usual."""
     receiver = FakeReceiver()
