@@ -8,10 +8,11 @@ import threading
 from abc import ABC, abstractmethod
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
@@ -214,9 +215,24 @@ class TableSampler(Sampler):
             self.series = named
         return list(found.values())
 
-    def row(self, values: Iterable[float], *labels: str) -> dict[Series, float]:
-        """Values of all ``metrics``, in their order, with the same labels."""
-        return dict(zip((series(metric, *labels) for metric in self.metrics), values, strict=True))
+
+class RowSampler(Sampler):
+    """Base of samplers that have all their metrics of each of some things, such as disks, which come and go."""
+
+    def __init__(self, host: Host) -> None:
+        super().__init__(host)
+        self._labels: tuple[tuple[str, ...], ...] = ()
+
+    @abstractmethod
+    def rows(self) -> Mapping[tuple[str, ...], Sequence[float]]:
+        """By labels, values of all ``metrics`` in their order. Raises as ``sample`` does."""
+
+    def sample(self) -> list[float]:
+        found = self.rows()
+        if (labels := tuple(found)) != self._labels:
+            self._labels = labels
+            self.series = tuple(series(metric, *each) for each in labels for metric in self.metrics)
+        return list(chain.from_iterable(found.values()))
 
 
 REGISTRY: dict[str, type[Sampler]] = {}

@@ -13,6 +13,7 @@ from hindmost_agent.jobs.rings import Rings
 from hindmost_agent.kernel_files import File
 from hindmost_agent.runner import ABSENT_RETRY_NS, Runner
 from hindmost_agent.sampler import NS, Absent, Host, Sampler, Series, TableSampler, counter, gauge, series
+from hindmost_agent.samplers.disk import Disk
 from hindmost_proto import telemetry_pb2 as wire
 
 VALUE = gauge("hindmost_node_test_value_bytes", "A value.")
@@ -304,10 +305,27 @@ class Listed(TableSampler):
         return {series(VALUE): 1.0}
 
 
-def test_a_table_names_its_series_anew_only_when_they_change():
+def test_a_table_names_its_series_anew_only_when_they_change() -> None:
     """What its readers make of the names is kept by the tuple itself."""
     sampler = Listed(Host())
     sampler.sample()
     before = sampler.series
     sampler.sample()
     assert sampler.series is before
+
+
+def test_what_is_listed_by_row_is_named_only_when_a_row_comes_or_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node may have hundreds of disks, each with eight series: their names cost more than their values."""
+    line = "8 0 {} 1 2 3 4 5 6 7 8 9 10 11\n"
+    (tmp_path / "diskstats").write_text(line.format("sda"))
+    sampler = Disk(Host(proc=tmp_path))
+    sampler.sample()
+    named: list[tuple[str, ...]] = []
+    monkeypatch.setattr("hindmost_agent.sampler.series", lambda _, *labels: named.append(labels))
+    sampler.sample()
+    assert named == []
+    (tmp_path / "diskstats").write_text(line.format("sdb"))
+    sampler.sample()
+    assert set(named) == {("sdb",)}

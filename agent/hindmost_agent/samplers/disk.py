@@ -1,9 +1,10 @@
 """What each disk did: bytes, operations, time, and how much is in flight."""
 
 import re
+from functools import lru_cache
 
 from hindmost_agent.kernel_files import File
-from hindmost_agent.sampler import Host, Series, TableSampler, counter, gauge, register
+from hindmost_agent.sampler import Host, RowSampler, counter, gauge, register
 
 #: Partitions repeat their disk; loop, ram and floppy devices hold no training data.
 PARTITION = re.compile(rb"((sd|vd|xvd|hd)[a-z]+\d+|(nvme\d+n\d+|mmcblk\d+)p\d+|loop\d+|ram\d+|fd\d+|sr\d+|zram\d+)$")
@@ -20,7 +21,7 @@ BUSY = counter("hindmost_node_disk_busy_seconds_total", "Time with at least one 
 
 
 @register
-class Disk(TableSampler):
+class Disk(RowSampler):
     """Reads and writes of whole disks; partitions, loop and RAM devices are left out."""
 
     name = "disk"
@@ -32,13 +33,15 @@ class Disk(TableSampler):
         super().__init__(host)
         self._file = File(host.proc / "diskstats")
 
-    def table(self) -> dict[Series, float]:
-        found: dict[Series, float] = {}
-        for line in self._file.read().splitlines():
-            fields = line.split()
-            if len(fields) >= 14 and not PARTITION.match(fields[2]):
-                found |= self.row(_values(fields), fields[2].decode("utf-8", "replace"))
-        return found
+    def rows(self) -> dict[tuple[str, ...], list[float]]:
+        lines = map(bytes.split, self._file.read().splitlines())
+        disks = [fields for fields in lines if len(fields) >= 14 and _whole_disk(fields[2])]
+        return {(fields[2].decode("utf-8", "replace"),): _values(fields) for fields in disks}
+
+
+@lru_cache(maxsize=1024)
+def _whole_disk(name: bytes) -> bool:
+    return not PARTITION.match(name)
 
 
 def _values(fields: list[bytes]) -> list[float]:

@@ -3,7 +3,7 @@
 import os
 
 from hindmost_agent.kernel_files import File, mount_text
-from hindmost_agent.sampler import NAN, Absent, Host, Series, TableSampler, gauge, register
+from hindmost_agent.sampler import NAN, Absent, Host, RowSampler, gauge, register
 
 #: Only file systems that answer from this node: asking a network file system for its size may block for ever.
 LOCAL = {b"ext2", b"ext3", b"ext4", b"xfs", b"btrfs", b"zfs", b"f2fs", b"tmpfs", b"overlay", b"vfat"}
@@ -17,7 +17,7 @@ READONLY = gauge("hindmost_node_filesystem_readonly", "1 if mounted read-only.",
 
 
 @register
-class Filesystem(TableSampler):
+class Filesystem(RowSampler):
     """Space and inodes of local file systems, each listed once. Network file systems are not read."""
 
     name = "filesystem"
@@ -29,11 +29,9 @@ class Filesystem(TableSampler):
         super().__init__(host)
         self._mounts = File(host.proc / "self/mounts")
 
-    def table(self) -> dict[Series, float]:
-        found: dict[Series, float] = {}
-        for mount in self._local():
-            labels = [mount_text(part) for part in mount]
-            found |= self.row(self._sizes(labels[1]), *labels)
+    def rows(self) -> dict[tuple[str, ...], list[float]]:
+        named = [tuple(map(mount_text, mount)) for mount in self._local()]
+        found = {labels: self._sizes(labels[1]) for labels in named}
         if not found:
             raise Absent("no local file system")
         return found

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from hindmost_agent.kernel_files import File, NumberFile, NumberFiles
-from hindmost_agent.sampler import Host, Series, TableSampler, counter, gauge, register, series
+from hindmost_agent.sampler import Host, RowSampler, counter, gauge, register, series
 
 RX_BYTES = counter("hindmost_node_network_receive_bytes_total", "Bytes received.", "device")
 RX_PACKETS = counter("hindmost_node_network_receive_packets_total", "Packets received.", "device")
@@ -19,7 +19,7 @@ COLUMNS = (0, 1, 2, 3, 8, 9, 10, 11)
 
 
 @register
-class Network(TableSampler):
+class Network(RowSampler):
     """Traffic of every interface; container-side virtual pairs are left out."""
 
     name = "network"
@@ -31,15 +31,15 @@ class Network(TableSampler):
         super().__init__(host)
         self._file = File(host.proc / "net/dev")
 
-    def table(self) -> dict[Series, float]:
-        found: dict[Series, float] = {}
+    def rows(self) -> dict[tuple[str, ...], list[float]]:
+        found: dict[tuple[str, ...], list[float]] = {}
         for line in self._file.read().splitlines()[2:]:
             name, _, rest = line.partition(b":")
             columns = rest.split()
             name = name.strip()
             # veth and cali/lxc pairs come and go by the hundred on container hosts: each would be a new definition.
             if len(columns) >= 16 and not name.startswith((b"veth", b"cali", b"lxc")):
-                found |= self.row((float(columns[column]) for column in COLUMNS), name.decode("utf-8", "replace"))
+                found[name.decode("utf-8", "replace"),] = [float(columns[column]) for column in COLUMNS]
         return found
 
 
