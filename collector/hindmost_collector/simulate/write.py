@@ -1,6 +1,7 @@
 """A simulated run as files: a run directory, or what a profiler plugin, a step log, NVML and Flight Recorder leave."""
 
 import json
+import signal
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,7 +28,7 @@ ROWS_AT_ONCE = 1_000_000
 def write(run: Run, folder: Path, kind: str) -> None:
     """Write the recording into a folder that is new or empty. Raises :class:`HindmostError` where that cannot be."""
     with _into(folder):
-        run_directory([run], folder) if kind == "run" else trace_folder(run, folder)
+        run_directory([run], folder, over=True) if kind == "run" else trace_folder(run, folder)
 
 
 def simulated(scenario: Scenario, folder: Path) -> None:
@@ -35,7 +36,7 @@ def simulated(scenario: Scenario, folder: Path) -> None:
     with _into(folder):
         draws = draw(scenario)
         timing = engine.run(scenario, draws, scenario.faults)
-        run_directory(pieces(scenario, draws, timing, ROWS_AT_ONCE), folder)
+        run_directory(pieces(scenario, draws, timing, ROWS_AT_ONCE), folder, over=True)
 
 
 @contextmanager
@@ -49,21 +50,33 @@ def _into(folder: Path) -> Iterator[None]:
         raise HindmostError(f"cannot write {folder}: {error.strerror or error}") from error
 
 
-def run_directory(parts: Iterable[Run], folder: Path) -> None:
-    """As a collector would have kept it: segments and ``meta.json``; a run whole, or in ``parts`` that follow."""
-    store = ParquetStore(folder, single=True)
+def run_directory(parts: Iterable[Run], folder: Path, *, over: bool = False) -> None:
+    """As a collector would have kept it: segments and ``meta.json``; a run whole, or in ``parts`` that follow.
+
+    No advice looks for processes of a job that is ``over``: they never were. One that hung was cancelled.
+    """
+    store, ended_ns, exit_code = ParquetStore(folder, single=True), 0, 0
     for run in parts:
         job = run.job.id
         tables = {name: part for name, part in run.tables().items() if rows(part)}
         tables |= {"rank_states": _states(run)} if rows(run.in_flight) else {}
         store.write({(job, name): [_arrow(name, part)] for name, part in tables.items()}, {})
-    store.write_meta(job, {"job_id": job, "command": "hindmost simulate", "world_size": run.job.world_size})
+        ended_ns, exit_code = max(ended_ns, _last_ns(run)), -signal.SIGTERM if rows(run.in_flight) else exit_code
+    end = {"ended_ns": ended_ns, "exit_code": exit_code} if over else {}
+    facts = {"command": "hindmost simulate", "world_size": run.job.world_size, **end}
+    store.write_meta(job, {"job_id": job, **facts})
     store.close()
 
 
 def _arrow(name: str, part: Table) -> pa.Table:
     wanted = schema.arrow_schema(name)
     return pa.table({field.name: pa.array(part[field.name]).cast(field.type) for field in wanted}, schema=wanted)
+
+
+def _last_ns(run: Run) -> int:
+    """When the last was seen of the ranks."""
+    ends = [part["start_ns"] + part["duration_ns"] for part in (run.steps, run.collectives)]
+    return int(np.concatenate([*ends, run.in_flight["observed_ns"]]).max(initial=0))
 
 
 def _states(run: Run) -> Table:

@@ -20,7 +20,7 @@ from hindmost_cli import main
 from hindmost_collector.recordings import load as hindmost_run
 from hindmost_collector.recordings.load import load
 from hindmost_collector.simulate import Fault, Scenario, simulate
-from hindmost_collector.simulate.write import write
+from hindmost_collector.simulate.write import run_directory, write
 from hindmost_collector.store.parquet.store import ParquetStore
 from hindmost_judge.encoding import chosen
 from hindmost_judge.judge import judge
@@ -369,7 +369,7 @@ def test_times_that_no_job_has_are_left_out_and_counted(tmp_path: Path) -> None:
     steps, calls = ({**one, "start_ns": one["start_ns"].copy()} for one in (run.steps, run.collectives))
     steps["duration_ns"] = np.where(np.arange(len(steps["step"])) == 5, 2**62, steps["duration_ns"])
     calls["start_ns"][[7, 9]] = 2**62, -(2**62)
-    write(replace(run, steps=steps, collectives=calls), tmp_path, "run")
+    run_directory([replace(run, steps=steps, collectives=calls)], tmp_path)
     report = judge(load(tmp_path))
     assert [(verdict.kind, verdict.ranks) for verdict in report.verdicts] == [("straggler", (1,))]
     assert (report.job.step_ms["mean"] or 0.0) < 10_000

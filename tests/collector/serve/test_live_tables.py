@@ -201,9 +201,8 @@ def test_a_run_directory_has_the_same_tables(tmp_path: Path, ended_ns: int | Non
     path = tmp_path / "run"
     simulated(Scenario(ranks=16, steps=30, seed=1, faults=(Fault("gpu_throttle", (13,), 0.2),)), path)
     newest_ns = int(Recording(path).sql("select max(time_ns) from metrics").column(0)[0].as_py())
-    if ended_ns:
-        meta = path / "meta.json"
-        meta.write_text(json.dumps({**json.loads(meta.read_text()), "ended_ns": ended_ns}))
+    meta = path / "meta.json"
+    meta.write_text(json.dumps({**json.loads(meta.read_text()), "ended_ns": ended_ns}))
     shown = recorded(path, None, newest_ns + 42 * SECOND)
     ranks = shown["tables"]["ranks"]
     slow, other = (ranks["gpu_clock"][ranks["rank"].index(rank)] for rank in (13, 2))

@@ -31,6 +31,17 @@ def test_a_run_directory_holds_what_was_simulated(tmp_path: Path) -> None:
     assert set(again.in_flight["rank"].tolist()) == {0, 2, 3}
 
 
+@pytest.mark.parametrize(("fault", "code"), [("compute", 0), ("hang", -15)])
+def test_a_simulated_job_is_over(tmp_path: Path, fault: str, code: int) -> None:
+    """No advice looks for processes that never were, and nothing counts as missing; one that hung was cancelled."""
+    simulated(Scenario(4, 12, faults=(Fault(fault, (1,), 0.1, onset=9),)), tmp_path / "run")
+    again = load(tmp_path / "run")
+    assert (again.at_work, again.job.exit_code) == (False, code)
+    found = json.dumps(judge(again).to_dict())
+    assert "--pid" not in found
+    assert "is missing" not in found
+
+
 @pytest.mark.parametrize("layout", ["dp", "tp_dp", "pp_dp"])
 def test_a_trace_folder_holds_who_waited_how_long(tmp_path: Path, layout: str) -> None:
     """Ranks, communicators, steps and durations survive the way through CSV."""
