@@ -48,6 +48,9 @@ _APART = 3.0
 _BRIEF = 0.2
 #: Large segments are reported up to this many times ``max_segments``, those that cost most: a rank may be slow often.
 _LARGE = 4
+#: Without its segments a rank that is slow in turns scatters as healthy ranks do: up to so many times as much. Nine
+#: turns left 0.3 to 1.2 times as much, 40 ranks of slow noise (autocorrelation 0.9 to 0.98) 1.8 to 8.
+_AS_HEALTHY = 1.5
 #: A segment up to this share of the series is one of many alike; noise may raise any one of them.
 _PICKED = 0.25
 
@@ -97,15 +100,17 @@ def find(
 
     A segment is over when enough lower steps follow: until then it may only pause. On ``shared`` CPUs other ranks may
     hide it for longer. A segment higher by ``large`` is not noise, however many there are in a long run. Nor is one
-    far above the ``noise`` of healthy ranks, how much medians of so many of their steps differ. Neither counts when
-    segments that come and go too often are taken as one.
+    far above the ``noise`` of healthy ranks, how much medians of so many of their steps differ, if the rest of the
+    series has no more. Neither counts when segments that come and go too often are taken as one.
     """
     cache = _LevelCache(or_zero(series))
     edges = _without_pauses(cache, _edges(cache, smallest), settings.recovered_steps)
     high: list[Layer] = []
-    calm = cache
+    calm, brief = cache, _BRIEF if shared else 0.0
+    rest = _without(series, _layered(cache, edges, smallest, settings.recovered_steps, brief))
+    noise = noise if scatter(rest, SHORTEST) <= _AS_HEALTHY * noise(SHORTEST) else _not_known
     while True:
-        layers = _layered(cache, edges, smallest, settings.recovered_steps, _BRIEF if shared else 0.0)
+        layers = _layered(cache, edges, smallest, settings.recovered_steps, brief)
         left_out, high = high, [layer for layer in layers if layer.outer is None and layer.level >= large]
         calm = calm if high == left_out else _LevelCache(_without(series, high))
         sure = [
@@ -160,8 +165,8 @@ def _stands_out(
     """How far a segment stands above the steps around it, from which it was picked, as a multiple of what is required.
 
     Its base is those steps, not zero: a rank that is always a little late has higher chance segments. The segment
-    must exceed them by an effect, and by far more than the scatter of as many of them, or of healthy ranks where that
-    is less: a rank that is slow in turns scatters by these. A segment at either end of the series that takes much of it
+    must exceed them by an effect, and by far more than the scatter of as many of them, or than the ``noise`` of healthy
+    ranks: a rank that is slow in turns scatters by these. A segment at either end of the series that takes much of it
     was not picked from many: a fault began there, or ended.
     """
     outer, size = layer.outer, len(cache.series)

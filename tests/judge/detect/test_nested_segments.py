@@ -96,6 +96,17 @@ def test_a_slowdown_keeps_its_onset_though_later_steps_drift(seed: int) -> None:
     assert min(abs(layer.first - 800) for layer in layers) <= 3
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_a_rank_whose_pace_wanders_is_not_set_against_calmer_ranks(seed: int) -> None:
+    """It is as fast as they are on the whole: what sets turns apart is that the rest is as calm as theirs."""
+    made = np.zeros(400)
+    for at, change in enumerate(np.random.default_rng(seed).standard_normal(399)):
+        made[at + 1] = 0.95 * made[at] + 0.3 * change
+    calm = 0.2
+    found = nested_segments.find(made, np.full(400, 1e9), 0.7, DEFAULT, noise=lambda steps: calm / steps**0.5)
+    assert found == []
+
+
 def _late_now_and_then(often: float) -> Blocks:
     """A job of 16 ranks of which each is late by an eighth of a step with this chance; one is in eleven on end."""
     blocks = blocks_of(simulate(Scenario(16, 201, seed=1)).run)
