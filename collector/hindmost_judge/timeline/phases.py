@@ -259,27 +259,56 @@ def intervals_by_step(table: Table, ranks: Ints, ends: Floats, first: float) -> 
     return found
 
 
+#: Marks outside of which, before the first or after the last, a larger share is launched do not count: patterns tell
+#: the steps of the whole run.
+_MISSED = 0.25
+
+
 def with_steps_of_launches(run: Run) -> Run:
     """Operations of a GPU are of the step in which their host launched them, where it marked that: hosts run ahead."""
     table, marks = run.collectives, run.steps
     if not rows(marks) or not has_launches(table):
         return run
-    marks = marks | {"step": np.where(marks["kind"] == "eval", UNMEASURED, marks["step"])}
-    unknown = np.flatnonzero((table["step"] < 0) & (table["enqueue_ns"] >= 0))
+    launched = np.flatnonzero(table["enqueue_ns"] >= 0)
+    launched = launched[np.argsort(table["enqueue_ns"][launched], kind="stable")]
     step = table["step"].copy()
-    for mine in (unknown[one] for one in grouped(table["rank"][unknown])):
-        step[mine] = step_at(marks, int(table["rank"][mine[0]]), table["enqueue_ns"][mine])
+    for mine in (launched[one] for one in grouped(table["rank"][launched])):
+        found = _launched_in(marks, int(table["rank"][mine[0]]), table["enqueue_ns"][mine])
+        if found is None:
+            return run
+        step[mine] = np.where(step[mine] < 0, found, step[mine])
     return replace(run, collectives={**table, "step": step})
+
+
+def _launched_in(marks: Table, rank: int, times: Array) -> Ints | None:
+    """[N] the step that launched at these times, ascending ns; -1 for none; ``None`` where too few steps are marked.
+
+    A mark may end early, as one of the forward does: until the next mark as many launches as usual are of it.
+    """
+    marked, place, inside = _marks_at(marks, rank, times)
+    if len(marked) == 0:
+        return place
+    trains = (place >= 0) & (marks["kind"][marked] != "eval")[place]
+    usual = np.median(np.unique(place[trains], return_counts=True)[1]) if trains.any() else 0
+    inside = trains & (inside | (np.arange(len(times)) - np.searchsorted(place, place) < usual))
+    missed = (place < 0) | (trains & ~inside & (place == len(marked) - 1))
+    return None if np.mean(missed) > _MISSED else np.where(inside, marks["step"][marked][place], UNMEASURED)
 
 
 def step_at(table: Table, rank: int, times: Array) -> Ints:
     """[N] the marked step in which a rank was at each of these times, ns; -1 for none."""
+    marked, place, inside = _marks_at(table, rank, times)
+    return np.where(inside, table["step"][marked][place], -1).astype(np.int64) if len(marked) else place
+
+
+def _marks_at(table: Table, rank: int, times: Array) -> tuple[Ints, Ints, Array]:
+    """Rows of a rank's marks by time; the place there [N] of the last that began by each time, ns, -1 for none; and
+    whether it had not ended."""
     known = (table["start_ns"] >= 0) & (table["duration_ns"] != UNMEASURED)
     mine = np.flatnonzero((table["rank"] == rank) & known)
     if len(mine) == 0:
-        return np.full(len(times), -1, np.int64)
+        return mine, np.full(len(times), -1, np.int64), np.zeros(len(times), bool)
     mine = mine[np.argsort(table["start_ns"][mine], kind="stable")]
     start = table["start_ns"][mine]
     place = np.searchsorted(start, times, side="right") - 1
-    inside = (place >= 0) & (times < start[place] + table["duration_ns"][mine][place])
-    return np.where(inside, table["step"][mine][place], -1).astype(np.int64)
+    return mine, place, (place >= 0) & (times < start[place] + table["duration_ns"][mine][place])

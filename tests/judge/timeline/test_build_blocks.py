@@ -120,11 +120,12 @@ def test_a_step_that_was_recorded_twice_counts_as_it_was_measured_last() -> None
     np.testing.assert_array_equal(phases.phase_blocks(once, ranks, numbers)["input"], [[1, np.nan], [2, 7]])
 
 
-@pytest.mark.parametrize("ahead", [0, 3])
-def test_alike_collectives_of_a_gpu_are_of_the_step_that_launched_them(ahead: int) -> None:
+@pytest.mark.parametrize(("ahead", "lasts"), [(0, 20), (3, 20), (0, 2)])
+def test_alike_collectives_of_a_gpu_are_of_the_step_that_launched_them(ahead: int, lasts: int) -> None:
     """Layers of a tensor-parallel model reduce the same bytes at one pace: only launches tell where a step begins.
 
-    A host may be steps ahead of its GPU. What it launches in an evaluation is of no step.
+    A host may be steps ahead of its GPU. What it launches in an evaluation is of no step. What it launches after a mark
+    of ``lasts`` ms is of that step.
     """
     ranks, steps, each, evaluated = np.arange(4), np.arange(40), 4, 20
     began = 1_000 * MS + 20 * MS * steps + 5 * MS * (steps >= evaluated)
@@ -132,7 +133,7 @@ def test_alike_collectives_of_a_gpu_are_of_the_step_that_launched_them(ahead: in
     mark = {"rank": np.repeat(ranks, 40), "step": np.tile(steps, 4), "start_ns": np.tile(began, 4)}
     before = began[evaluated] - 5 * MS
     marks = [
-        table("steps", **mark, kind="train", duration_ns=20 * MS),
+        table("steps", **mark, kind="train", duration_ns=lasts * MS),
         table("steps", rank=ranks, step=7, kind="eval", start_ns=before, duration_ns=5 * MS),
     ]
     call = {"op": "all_reduce", "comm": 9, "bytes": 1 << 20, "flags": GPU_TIME, "duration_ns": MS}
@@ -159,3 +160,26 @@ def test_alike_collectives_of_a_gpu_are_of_the_step_that_launched_them(ahead: in
     assert found.steps.tolist() == steps[1:].tolist()
     assert found.collectives == 39 * each
     assert found.step_ns == 20 * MS
+
+
+@pytest.mark.parametrize(
+    ("first", "kind", "of"),
+    [
+        (0, "train", [0, 0, 0, 1, 1, 1, -1, 2, 2, 2, 3, 3, 3, 4, 4, 4, -1]),
+        (0, "eval", [0, 0, 0, -1, -1, -1, -1, 2, 2, 2, 3, 3, 3, 4, 4, 4, -1]),
+        (2, "train", [-1] * 17),
+    ],
+)
+def test_launches_are_of_the_mark_before_them_up_to_the_usual_number(first: int, kind: str, of: list[int]) -> None:
+    """More are an evaluation without a mark. Where marks begin late they tell none of the steps."""
+    step = np.arange(first, 5)
+    kinds = np.where(step == 1, kind, "train")
+    launched = np.array([0, 4, 8, 20, 24, 28, 32, 40, 44, 48, 60, 64, 68, 80, 84, 88, 92])
+    run = made(
+        1,
+        steps=[table("steps", rank=0, step=step, start_ns=20 * step, duration_ns=5, kind=kinds)],
+        collectives=[table("collectives", rank=0, op="all_reduce", flags=GPU_TIME, enqueue_ns=launched, step=-1)],
+    )
+    once = phases.with_steps_of_launches(run)
+    assert once.collectives["step"].tolist() == of
+    assert phases.with_steps_of_launches(once).collectives["step"].tolist() == of
