@@ -123,7 +123,8 @@ def _repetitions_a_step(tokens: Ints, gap: Floats, length: int, marks: Marks | N
         return 1
     first, last = np.nanmin(marks.at), np.nanmax(marks.at)
     marked = int(np.sum((marks.start >= first) & (marks.start <= last)))
-    ratio = len(tokens) / length / max(marked, 1)
+    before = int(np.sum(marks.at < marks.start[0]))  # of steps that were not marked yet
+    ratio = (len(tokens) - before) / length / max(marked, 1)
     exact = round(ratio)
     if exact > 1 and marked >= _ENOUGH_MARKS and abs(ratio - exact) <= _EXACT:
         return exact

@@ -67,6 +67,13 @@ def test_marks_tell_the_step_of_two_equal_calls() -> None:
     assert found.tolist() == np.repeat(np.arange(STEPS), 2).tolist()
 
 
+def test_marks_of_the_last_half_do_not_join_the_steps_before_them() -> None:
+    """Half as many marks as steps, since they begin late, do not make two steps one."""
+    start = np.arange(STEPS) * STEP
+    marks = _of_all(np.arange(STEPS // 2), start[STEPS // 2 :], start + 0.5 * STEP)
+    assert len(np.unique(infer(np.zeros(STEPS, np.int64), np.full(STEPS, 0.5 * STEP), marks))) == STEPS
+
+
 def test_without_marks_what_repeats_is_a_step() -> None:
     """Nothing tells that a layer is not all there is."""
     tokens, gap, _ = layered()
