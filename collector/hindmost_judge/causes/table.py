@@ -197,6 +197,7 @@ def _measured(blocks: Blocks, row: int, columns: Array, between: float) -> dict[
     if "self_cpu" in parts:
         if blocks.evidence != OFF:  # a delay off the CPU has no part in which it computed, or queued
             found |= _of_processor(blocks, row, columns, parts["self_cpu"], parts.get("self_runqueue"))
+            found["compute"] = max(found["compute"], _computed(blocks, row, columns))
         if "self_blocked" in parts or any(name in parts for name in FILES):
             blocked = parts.get("self_blocked", np.zeros_like(parts["self_cpu"]))
             found |= _of_files(blocks, row, columns, excess_of(blocked, row, columns), found)
@@ -259,13 +260,20 @@ def _charge_rest(blocks: Blocks, row: int, columns: Array, found: dict[str, floa
     found["blocked"] = found.get("blocked", 0.0) + more - ran - queued
 
 
+def _computed(blocks: Blocks, row: int, columns: Array) -> float:
+    """Ns a step of computing longer at least: a peer's self time that was not read in parts is all CPU time, then."""
+    cpu, queue = _with_most_of_peers(blocks, row)["self_cpu"], blocks.parts.get("self_runqueue")
+    if queue is not None:
+        queue = np.where(np.isnan(blocks.parts["self_cpu"]) & ~np.isnan(cpu), 0.0, queue)
+    return _of_processor(blocks, row, columns, cpu, queue)["compute"]
+
+
 def queued_with(blocks: Blocks, row: int, columns: Array) -> float:
     """Ns a step of what counts as computing for which a rank waits for a CPU, measured between collectives."""
-    cpu, queue = (blocks.parts.get(name) for name in ("self_cpu", "self_runqueue"))
-    if cpu is None or queue is None:
+    if "self_cpu" not in blocks.parts or "self_runqueue" not in blocks.parts:
         return 0.0
-    found = _of_processor(blocks, row, columns, cpu, queue)["compute"]
-    return max(found - excess_of(cpu, row, columns), 0.0)
+    more = excess_of(_with_most_of_peers(blocks, row)["self_cpu"], row, columns)
+    return max(_computed(blocks, row, columns) - more, 0.0)
 
 
 def _of_processor(blocks: Blocks, row: int, columns: Array, cpu: Floats, runqueue: Floats | None) -> dict[str, float]:

@@ -228,6 +228,20 @@ def test_a_rank_computes_by_its_own_clock() -> None:
     assert verdict.explained == pytest.approx(1.0)
 
 
+def test_parts_of_a_peer_that_were_not_read_add_up_to_its_self_time() -> None:
+    """Rank 1 computes 6 ms and queues 14, as both do all the time; rank 0 works 4 ms, in parts unknown."""
+    run = computes(20.0, read=False)
+    late = run.collectives["rank"] == 1
+    parts = {f"{name}_ns": np.where(late, ms * 1_000_000, -1) for name, ms in (("cpu", 6), ("runqueue", 14))}
+    name = "hindmost_process_runqueue_seconds_total"
+    queue = metrics([(name, f'{{"rank": "{rank}"}}', at, 0.7 * at) for rank in range(2) for at in range(8)])
+    (verdict,) = judge(replace(run, collectives={**run.collectives, **parts}, metrics=queue)).verdicts
+    assert verdict.cause == "compute"
+    assert verdict.evidence[0] == (
+        "16.0 ms delay per step, all of it computing (2.0 ms more CPU time; the rest is queueing)"
+    )
+
+
 @pytest.mark.parametrize(
     ("kernel", "reads", "size", "cause"),
     [
