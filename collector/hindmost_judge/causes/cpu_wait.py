@@ -172,7 +172,7 @@ def explains_transfers(blocks: Blocks, rows: Ints, first: int, stop: int, longer
     if outside.any():
         usual = np.maximum(usual, 0.0) * period / average(blocks.period[outside])
     elif len(rows) < len(queued):
-        usual = np.full(len(queued), np.nanmedian(np.delete(queued, rows)))
+        usual = np.full(len(queued), or_zero(median(np.delete(queued, rows))))  # unknown clears nothing
     most = np.clip(np.nanmax((queued - usual)[rows], initial=0.0), 0.0, period)
     return bool(most >= _QUEUED * longer)
 

@@ -121,13 +121,17 @@ def on_cpus(run: Run) -> Run:
     return replace(run, steps=steps, collectives=run.collectives | {"flags": 0 * run.collectives["flags"]})
 
 
-@pytest.mark.parametrize(("lacks", "ranks"), [(False, [(0, 2, 4, 6)]), (True, [])])
-def test_nor_do_those_of_one_group(lacks: bool, ranks: list[tuple[int, ...]]) -> None:
-    """A group one of whose ranks lacks a CPU from then on takes longer than its sister, over the same links."""
-    scenario = Scenario(8, STEPS, seed=3, layout="tp_dp", tensor=2, faults=(Fault("network", (2,), 0.2, ONSET),))
+@pytest.mark.parametrize(
+    ("slow_from", "lacks", "ranks"), [(ONSET, False, [(0, 2, 4, 6)]), (ONSET, True, []), (0, True, [])]
+)
+def test_nor_do_those_of_one_group(slow_from: int, lacks: bool, ranks: list[tuple[int, ...]]) -> None:
+    """A group one of whose ranks lacks a CPU from then on takes longer than its sister, over the same links.
+
+    The other ranks are not sampled: that clears nothing."""
+    scenario = Scenario(8, STEPS, seed=3, layout="tp_dp", tensor=2, faults=(Fault("network", (2,), 0.2, slow_from),))
     run = on_cpus(simulate(scenario, metrics=False).run)
     start, step = run.collectives["start_ns"], run.steps["step"]
-    onset = int(run.steps["start_ns"][step == ONSET].min() - start.min()) // 10**9
+    onset = int(run.steps["start_ns"][step == max(slow_from, step.min())].min() - start.min()) // 10**9
     run = queues(run, onset, r2=0.5 * lacks)
     assert [verdict.ranks for verdict in links(run)] == ranks
 
