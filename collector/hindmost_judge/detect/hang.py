@@ -290,8 +290,9 @@ def _looked_at(run: Run, since: dict[int, int]) -> set[int]:
     if run.job.source != Job.source:
         return {int(rank) for rank in run.rank_states["rank"]} or known
     node = dict(zip(run.ranks["rank"].tolist(), run.ranks["node"].tolist(), strict=True))
-    heard = last_heard(run)
-    heard_of = {rank for rank in known if heard.get(node.get(rank, ""), since.get(rank, 0)) >= since.get(rank, 0)}
+    # An agent that sees no rank may have stopped long ago: its last word says nothing of them.
+    heard, sampled = last_heard(run), {node.get(rank, "") for rank in run.rank_states["rank"].tolist()}
+    heard_of = {rank for rank in known if node[rank] not in sampled or heard[node[rank]] >= since.get(rank, 0)}
     # A rank without the plugin, or without any row, may have had anything open. Long after a stop a window holds no
     # collectives any more.
     stated = np.intersect1d(run.communicators["rank"], run.rank_states["rank"])

@@ -326,6 +326,14 @@ def test_a_node_that_was_not_heard_of_since_is_unknown_and_not_missing() -> None
     assert verdict.confidence == pytest.approx(0.99)
 
 
+def test_measurements_of_a_node_alone_say_nothing_of_its_ranks() -> None:
+    """No state of ranks 3 and 4 was seen: what was measured of their nodes ended early, and clears them of nothing."""
+    run = heard_of(hang(Load(ranks=6, steps=40), [3, 4]), *[9.0] * 6)
+    seen = {name: np.delete(column, [3, 4]) for name, column in run.rank_states.items()}
+    early = tables.table("metrics", node=["n3", "n4"], name="hindmost_node_cpus", labels="{}", time_ns=1, value=1.0)
+    assert first(replace(run, rank_states=seen, metrics=early)).ranks == (3, 4)
+
+
 def test_of_several_ranks_without_contact_none_is_named() -> None:
     """One agent is cut off: which of its ranks did not come, or whether any, is not known."""
     run = heard_of(hang(Load(ranks=6, steps=40), [3, 4]), 9.0, 9.0, 9.0, -1.0, -1.0, 9.0)
