@@ -229,7 +229,7 @@ _DOING = {
 
 
 #: What is known of a cause, where it says more than that.
-_FINER = {"quota": "stopped by its CPU quota", "small_reads": "reading many small files"}
+_FINER = {"quota": "stopped by its CPU quota", "small_reads": "making many small reads"}
 #: The same of an unknown cause, by the measurement that explains most of the delay.
 _PARTLY = {"blocked": "off the CPU, cause unknown", "idle": "launching GPU work late, cause unknown"}
 

@@ -230,7 +230,8 @@ _OF_CAUSE = {
     "gc": "call gc.freeze() after start-up, or gc.collect() in the same step on all ranks",
     "checkpoint": f"save {SAVING}",
     "memory": "free memory{on}: `free -m` and `vmstat 1` show who uses it and what is swapped",
-    "small_reads": "pack what {who} {reads_it}{on} into few large files (tar, HDF5), or read it once and keep it",
+    "small_reads": "find what {who} {reads_it}{on} (`strace -f -e trace=read`). Pack small files into few (tar, HDF5),"
+    " or read them once and keep them",
     "io": "check the disk or mount that {who} {reads}{on}: `iostat -x 1`",
     "workload": "give {who} as much work per step as {its} peers",
 }
@@ -243,6 +244,12 @@ def _compare(at: Place, who: str) -> str:
         return f"run {who} on another core or node; {stays}"
     check = f"check the {words['gpu']} of {who}{at.on}: `nvidia-smi -q -d PERFORMANCE,TEMPERATURE{at.smi}`"
     return f"{check}. Then run {who if len(at.ranks) == 1 else 'them'} on another GPU: {stays}"
+
+
+def to_spread(ranks: Sequence[int], how: str, saves: float) -> str:
+    """What to do about ranks that are late if it is their work that is larger."""
+    whose = "its" if len(ranks) == 1 else "their"
+    return f"if {whose} work is larger, spread all work evenly ({how}): a step is {percent(saves)} shorter then"
 
 
 def _compare_hosts(at: Place, who: str) -> str:

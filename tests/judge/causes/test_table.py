@@ -243,17 +243,25 @@ def test_parts_of_a_peer_that_were_not_read_add_up_to_its_self_time() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kernel", "reads", "size", "cause"),
+    ("kernel", "reads", "size", "children", "cause"),
     [
-        pytest.param(0.4, 15e3, 4e3, "io", id="small files"),
-        pytest.param(0.1, 15e3, 4e3, "compute", id="most of it is the program's"),
-        pytest.param(0.4, 500, 4e3, "compute", id="few reads"),
-        pytest.param(0.4, 15e3, 1e6, "compute", id="large reads"),
+        pytest.param(0.4, 30e3, 4e3, 0, "io", id="small files"),
+        pytest.param(0.1, 30e3, 4e3, 0, "compute", id="most of it is the program's"),
+        pytest.param(0.4, 500, 4e3, 0, "compute", id="few reads"),
+        pytest.param(0.4, 5e3, 4e3, 0, "compute", id="no read takes 80 us of CPU time"),
+        pytest.param(0.4, 30e3, 1e6, 0, "compute", id="large reads"),
+        pytest.param(0.4, 30e3, 0, 0, "compute", id="nothing was read"),
+        pytest.param(0.4, 30e3, 4e3, 2, "compute", id="another process may make them"),
     ],
 )
-def test_longer_computing_may_be_many_small_reads(kernel: float, reads: float, size: float, cause: str) -> None:
+def test_longer_computing_may_be_many_small_reads(
+    kernel: float, reads: float, size: float, children: int, cause: str
+) -> None:
     """Their time is the kernel's: CPU time of the rank, and no time in which it is blocked."""
     samples = ("system_seconds", kernel), ("read_calls", reads), ("read_characters", reads * size)
-    (verdict,) = judge(computes(9.0, *samples)).verdicts
+    run = computes(9.0, *samples)
+    gauge = metrics([("hindmost_process_children", '{"rank": "1"}', second, children) for second in range(4)])
+    run = replace(run, metrics={name: np.append(column, gauge[name]) for name, column in run.metrics.items()})
+    (verdict,) = judge(run).verdicts
     assert (verdict.ranks, verdict.cause) == ((1,), cause)
-    assert (verdict.partial == "small_reads") == (cause == "io") == ("few large files" in verdict.advice[0])
+    assert (verdict.partial == "small_reads") == (cause == "io") == ("small files" in verdict.advice[0])
