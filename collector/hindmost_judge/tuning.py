@@ -744,9 +744,7 @@ def with_domains(found: Sequence[Verdict], run: Run, seen: Overview | None, *, s
             shown = _domains(facts, longest, words) or uneven
             return replace(one, advice=(f"{shown.set} ({shown.found})", *one.advice))
         if one.kind == "straggler" and one.cause == "compute" and one.advice and cost > 0:
-            elsewhere = one.advice[-1].rpartition(", ")[0].replace("; if", ". If")  # ..., give it less work
-            spread = f"spread it evenly ({_BALANCERS}) {saves}"
-            return replace(one, advice=(*one.advice[:-1], f"{elsewhere}, its work is larger: {spread}"))
+            return replace(one, advice=(*one.advice, advice.to_spread(one.ranks, _BALANCERS, saves)))
         if one.ranks or uneven is None:
             return one
         return Verdict(
@@ -776,7 +774,7 @@ class _Longest:
     """The ``rank`` that works longest, with ``ranks`` that work about as long; ns of the ``longest`` and ``mean`` work.
 
     Shares of the mean step that are saved: ``spread`` evenly over all, or with what it works longer than the typical
-    other one ``gone``. The one is this ``part`` of the other: of what ranks wait for a CPU with their work, too."""
+    other one ``gone``."""
 
     rank: int
     ranks: tuple[int, ...]
@@ -784,13 +782,11 @@ class _Longest:
     mean: float
     spread: float
     gone: float
-    part: float
 
     def of_cost(self, one: Verdict) -> str:
         """``to save 36 %, not 72 %``: of what a verdict costs; of one that costs at least that, no limit is known."""
-        cost = one.cost_ratio or 0.0
-        saved = percent(cost * self.part)
-        return f"to save at least {saved}" if one.cost_is == AT_LEAST else f"to save {saved}, not {percent(cost)}"
+        less = (one.cost_ratio or 0.0) > self.spread and one.cost_is != AT_LEAST
+        return f"to save {percent(self.spread)}" + (f", not {percent(one.cost_ratio or 0.0)}" if less else "")
 
 
 def _longest_work(facts: Facts) -> _Longest | None:
@@ -816,7 +812,6 @@ def _longest_work(facts: Facts) -> _Longest | None:
         mean,
         min(spread, in_mean) / facts.step,
         gone / facts.step,
-        min(spread / gone, 1.0),
     )
 
 

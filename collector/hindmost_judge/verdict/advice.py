@@ -246,10 +246,9 @@ def _compare(at: Place, who: str) -> str:
     return f"{check}. Then run {who if len(at.ranks) == 1 else 'them'} on another GPU: {stays}"
 
 
-def to_spread(ranks: Sequence[int], how: str, saves: float) -> str:
-    """What to do about ranks that are late if it is their work that is larger."""
-    whose = "its" if len(ranks) == 1 else "their"
-    return f"if {whose} work is larger, spread all work evenly ({how}): a step is {percent(saves)} shorter then"
+def to_spread(ranks: Sequence[int], how: str, saves: str) -> str:
+    """What to do about ranks that are late if it is their work that is larger, and what that ``saves``."""
+    return f"if {'its' if len(ranks) == 1 else 'their'} work is larger, spread it evenly ({how}) {saves}"
 
 
 def _compare_hosts(at: Place, who: str) -> str:
