@@ -14,7 +14,7 @@ from hindmost_judge.causes.table import FILES, MEASURES, NOW_AND_THEN, OFF, Caus
 from hindmost_judge.model import OTHER, Job, Run
 from hindmost_judge.stats import recurring_events
 from hindmost_judge.stats.robust import average, mean, median, or_zero
-from hindmost_judge.types import Array
+from hindmost_judge.types import Array, Floats
 from hindmost_judge.usage import CpuUse, used_by_others
 from hindmost_judge.whatif.savings import StepTimeChange
 
@@ -605,9 +605,8 @@ def balanced(
     if transfers >= _MANY_TRANSFERS:
         overlapped = ", overlapped with computing" if blocks.overlapped else ""
         found.append(f"transfers: {ms(transfers * blocks.step_ns)} per step ({percent(transfers)}{overlapped})")
-    if unequal:
-        line, dear = _waiting(blocks, wasted)
-        dear = dear and needs is None
+    if (stalls := _few_stalls(blocks)) or unequal:
+        line, dear = (stalls, True) if stalls else _waiting(blocks, wasted, alike=needs is not None)
         found.insert(not dear, line)
         return found, () if sure and not dear else MORE_STEPS if sure else compare or TELLING
     return found, () if sure else compare or TELLING
@@ -670,21 +669,40 @@ def _last_on_shared_cpus(blocks: Blocks, last: str, *, queued: bool) -> tuple[st
     return f"{late}; the cause was not measured", not unsure
 
 
-def _waiting(blocks: Blocks, wasted: float) -> tuple[str, bool]:
+def _waiting(blocks: Blocks, wasted: float, *, alike: bool) -> tuple[str, bool]:
     """What ranks wait for the last, ``wasted`` ns a step, and whether much of the time is waits in rare, long steps.
 
-    Those are hiccups where a few steps have not most of them, and no rank has.
+    Those are hiccups where a few steps have not most of them, and no rank has. Ranks that need ``alike`` are cleared.
     """
-    each, longer = average(blocks.period), or_zero(blocks.period - blocks.step_ns)
-    if (written := overview.saves(blocks.parts)) is not None:  # what is mostly for files is said of these
-        longer[or_zero(overview.lengthened(written, blocks.period)) >= longer / 2] = 0.0
-    stalled = average(np.where(longer >= blocks.step_ns, longer, 0.0))
+    each, stalled = average(blocks.period), average(_stalled(blocks))
     last, part = last_in_turn(blocks)
     dear = min(part * wasted, stalled) >= DEAR * each
     share = f" ({percent(wasted / each)})" if dear else ""
     caused = np.sort(or_zero(blocks.caused).sum(axis=0))
     hiccups = caused[-_FEWEST:].sum() < _MOSTLY * caused.sum() and waited_for_most(blocks) is None
-    return f"{RANKS_WAIT} {ms(wasted)} per step{share} for the last to arrive, {last}", dear and not hiccups
+    return f"{RANKS_WAIT} {ms(wasted)} per step{share} for the last to arrive, {last}", dear and not (hiccups or alike)
+
+
+def _stalled(blocks: Blocks) -> Floats:
+    """[S] ns by which steps are longer than usual that are twice as long or more; what is for files is no stall."""
+    longer = or_zero(blocks.period - blocks.step_ns)
+    if (written := overview.saves(blocks.parts)) is not None:  # what is mostly for files is said of these
+        longer[or_zero(overview.lengthened(written, blocks.period)) >= longer / 2] = 0.0
+    return np.where(longer >= blocks.step_ns, longer, 0.0)
+
+
+def _few_stalls(blocks: Blocks) -> str:
+    """What the few stalls of one rank cost, if that is much of the time and others have hardly any; else empty."""
+    row, longer, caused = waited_for_most(blocks), _stalled(blocks), or_zero(blocks.caused)
+    if row is None or len(longer) != caused.shape[1]:
+        return ""
+    own = np.where(caused[row] >= _MOSTLY * caused.sum(axis=0), longer, 0.0)
+    often, each, cost = len(recurring_events.begins(np.flatnonzero(own))), average(blocks.period), average(own)
+    if not 0 < often < _FEWEST or own.sum() < _MOST_OF_IT * longer.sum() or cost < DEAR * each:
+        return ""
+    lasted = f"{often} times, {ms(own.sum() / often)} each" if often > 1 else f"once, {ms(own.sum())}"
+    costs = f"{ms(cost)} per step ({percent(cost / each)})"
+    return f"rank {int(blocks.ranks[row])} stalled {lasted}: {costs}, too few to tell a fault from chance"
 
 
 def last_in_turn(blocks: Blocks) -> tuple[str, float]:
