@@ -743,7 +743,7 @@ def with_domains(found: Sequence[Verdict], run: Run, seen: Overview | None, *, s
             words = f"spread it evenly {saves}" if one.cause == "compute" and cost > 0 else ""
             shown = _domains(facts, longest, words) or uneven
             return replace(one, advice=(f"{shown.set} ({shown.found})", *one.advice))
-        if one.kind == "straggler" and one.cause == "compute" and one.advice and cost > 0:
+        if one.kind == "straggler" and one.cause == "compute" and not one.on_host and one.advice and cost > 0:
             return replace(one, advice=(*one.advice, advice.to_spread(one.ranks, _BALANCERS, saves)))
         if one.ranks or uneven is None:
             return one

@@ -438,6 +438,8 @@ def test_a_rank_that_computes_longer_is_advised_on_its_cpu_and_on_its_work() -> 
     assert found.advice[:-1] == costs.advice
     assert found.advice[-1].startswith("if its work is larger, spread it evenly (LAMMPS")
     assert found.advice[-1].endswith("to save 42 %, not 70 %")
+    host = replace(costs, on_host=True)  # of a GPU: its self time holds more than work
+    assert tuning.with_domains([host], run, works(20.0, 20.0, 60.0, 90.0), stalled=False) == [host]
     (found,) = tuning.with_domains(
         [replace(costs, cost_is=AT_LEAST)], run, works(20.0, 20.0, 60.0, 90.0), stalled=False
     )
