@@ -81,9 +81,10 @@ def in_short(report: Mapping[str, Any]) -> list[RenderedVerdict]:
 
 
 def decisive(one: RenderedVerdict) -> tuple[str, ...]:
-    """The evidence that is shown first: what decided, and how long ranks wait though none is slow."""
-    waits = one.head == "OK" and "".join(one.why[1:2]).startswith(RANKS_WAIT)
-    return one.why[: 2 if waits else 1]
+    """The evidence that is shown first: what decided, how long ranks wait though none is slow, and where one hangs."""
+    second = "".join(one.why[1:2])
+    more = second.startswith(RANKS_WAIT) if one.head == "OK" else one.head == "HUNG" and " at " in second
+    return one.why[: 2 if more else 1]
 
 
 def _periods(verdicts: Iterable[Mapping[str, Any]]) -> str:

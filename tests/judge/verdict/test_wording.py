@@ -10,7 +10,7 @@ import pytest
 from hindmost_collector.recordings.load import load
 from hindmost_collector.recordings.tables import table
 from hindmost_collector.report import text
-from hindmost_collector.report.verdict_lines import of_verdict
+from hindmost_collector.report.verdict_lines import decisive, of_verdict
 from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_judge.blocks import Slowdown
 from hindmost_judge.causes import cpu_sharing
@@ -496,3 +496,9 @@ def test_names_that_contain_collectives_stay_as_they_are(name: str) -> None:
 def test_evidence_begins_with_what_shows_the_cause() -> None:
     """Of input that no script marks that is the time in reading files, and not how long all work of the rank is."""
     assert "WHY file read: rank 1 3.0 ms, others 0.0 ms" in _report({"rank": 1, "input": 3.0})
+
+
+def test_the_line_at_which_a_rank_hangs_is_shown_first() -> None:
+    evidence = ("1 rank waited in all_reduce", "rank 1 is at job.py:51", "that all_reduce is number 220")
+    hung = {"kind": "hang", "ranks": [1], "victims": [0], "cause": "unknown", "waited_s": 15.2, "confidence": 0.99}
+    assert decisive(of_verdict({**hung, "cost_ms_per_step": None, "evidence": evidence})) == evidence[:2]
