@@ -744,7 +744,8 @@ def with_domains(found: Sequence[Verdict], run: Run, seen: Overview | None, *, s
             shown = _domains(facts, longest, words) or uneven
             return replace(one, advice=(f"{shown.set} ({shown.found})", *one.advice))
         if one.kind == "straggler" and one.cause == "compute" and not one.on_host and one.advice and cost > 0:
-            return replace(one, advice=(*one.advice, advice.to_spread(one.ranks, _BALANCERS, saves)))
+            how = "" if advice.in_python(run) else f" ({_BALANCERS})"
+            return replace(one, advice=(*one.advice, advice.to_spread(one.ranks, how, saves)))
         if one.ranks or uneven is None:
             return one
         return Verdict(

@@ -430,13 +430,18 @@ def test_a_rank_that_works_four_times_as_long_may_have_a_slow_cpu() -> None:
     assert tuning.with_domains([DOUBTFUL], run, works(20.0, 20.0, 20.0, 90.0), stalled=False) == [DOUBTFUL]
 
 
-def test_a_rank_that_computes_longer_is_advised_on_its_cpu_and_on_its_work() -> None:
+@pytest.mark.parametrize(
+    ("command", "how"),
+    [("mpirun -np 4 lmp -in melt.in", "(LAMMPS `fix balance`, "), ("mpirun -np 4 python train.py", "to save 42 %")],
+)
+def test_a_rank_that_computes_longer_is_advised_on_its_cpu_and_on_its_work(command: str, how: str) -> None:
     """Where neither memory nor messages tell which it is, with what spreading the work saves, as unequal as it is."""
     run = job(*of_memory(1.0, 1.0, 1.0, 1.0), framework="mpi")
+    run = replace(run, job=replace(run.job, command=command))
     costs = replace(LATE, cost_ratio=0.7)
     (found,) = tuning.with_domains([costs], run, works(20.0, 20.0, 60.0, 90.0), stalled=False)
     assert found.advice[:-1] == costs.advice
-    assert found.advice[-1].startswith("if its work is larger, spread it evenly (LAMMPS")
+    assert found.advice[-1].startswith(f"if its work is larger, spread it evenly {how}")
     assert found.advice[-1].endswith("to save 42 %, not 70 %")
     host = replace(costs, on_host=True)  # of a GPU: its self time holds more than work
     assert tuning.with_domains([host], run, works(20.0, 20.0, 60.0, 90.0), stalled=False) == [host]

@@ -248,7 +248,7 @@ def _compare(at: Place, who: str) -> str:
 
 def to_spread(ranks: Sequence[int], how: str, saves: str) -> str:
     """What to do about ranks that are late if it is their work that is larger, and what that ``saves``."""
-    return f"if {'its' if len(ranks) == 1 else 'their'} work is larger, spread it evenly ({how}) {saves}"
+    return f"if {'its' if len(ranks) == 1 else 'their'} work is larger, spread it evenly{how} {saves}"
 
 
 def _compare_hosts(at: Place, who: str) -> str:
