@@ -161,17 +161,16 @@ def explains_transfers(blocks: Blocks, rows: Ints, first: int, stop: int, longer
     total = blocks.samples.rise(name, first, stop)
     if total is None:
         return False
+    between = None if blocks.overlapped else blocks.parts.get("self_runqueue")
+    between = np.zeros_like(blocks.period)[None] if between is None else between
     steps, period = np.arange(len(blocks.steps)), average(blocks.period[first:stop])
     outside = (steps < first) | (steps >= stop)
-    queued, usual = total * 1e9 / (stop - first), np.nan_to_num(blocks.samples.apart_from(name, first, stop))
-    usual = usual * average(blocks.period[outside]) if outside.any() else np.zeros(len(queued))
-    between = blocks.parts.get("self_runqueue")
-    if between is not None and not blocks.overlapped:
-        queued = queued - or_zero(mean(between[:, ~outside]))
-        usual = usual - or_zero(mean(between[:, outside])) if outside.any() else usual
+    queued = total * 1e9 / (stop - first) - or_zero(mean(between[:, ~outside]))
     if outside.any():
-        usual = np.maximum(usual, 0.0) * period / average(blocks.period[outside])
-    elif len(rows) < len(queued):
+        elsewhere = average(blocks.period[outside])
+        usual = np.nan_to_num(blocks.samples.apart_from(name, first, stop)) * elsewhere
+        usual = np.maximum(usual - or_zero(mean(between[:, outside])), 0.0) * period / elsewhere
+    else:
         usual = np.full(len(queued), or_zero(median(np.delete(queued, rows))))  # unknown clears nothing
     most = np.clip(np.nanmax((queued - usual)[rows], initial=0.0), 0.0, period)
     return bool(most >= _QUEUED * longer)
