@@ -18,8 +18,6 @@ from hindmost_collector.store.clickhouse.store import ClickHouseStore
 from hindmost_collector.store.parquet import segments
 from hindmost_collector.store.parquet.run_directory import read_run
 
-from tests.collector.agents_of_a_job import Four
-
 pytestmark = pytest.mark.clickhouse
 NOW_NS = time.time_ns()
 
@@ -354,7 +352,7 @@ def test_ranks_that_span_collectors(collecting, fake_agent, url, capsys, hour_ns
     async def scenario():
         async with collecting(store=url, http="none") as one, collecting(store=url, http="none") as other:
             other.clock._base += hour_ns  # the real service reads the machine's clock, which is one
-            agents = [Four(fake_agent)(number) for number in range(2)]
+            agents = [fake_agent.of_several(number) for number in range(2)]
             for agent, collector in zip(agents, (one, other), strict=True):
                 agent.address = collector.addresses["grpc"]
                 await agent.connect()

@@ -21,20 +21,30 @@ from hindmost_proto import telemetry_pb2 as wire
 WORLD = 2**63 + 5
 SCHEMA = 9
 STEP_NS = 20_000_000
-#: For one message: what is waited for comes, but the machine may be busy with much else.
 
 
 class FakeAgent:
     """Keeps what is not acknowledged and replays it, like the real one."""
 
+    #: Whether it waits for a collector that does not listen yet.
+    waits = True
+
     def __init__(self, address: str, agent_id: str = "a", node: str = "n0", job: str = "j", ranks: int = 2) -> None:
         self.address, self.agent_id, self.node, self.job, self.ranks = address, agent_id, node, job, ranks
+        self.mine = range(ranks)
         self.kept: dict[int, wire.Batch] = {}
-        self.sequence = self.acked = 0
+        self.sequence = self.acked = self.replayed = 0
         self.clock_shift_ns = self._step_ended = 0
         self.messages: list[wire.CollectorMessage] = []
         self._channel: Any = None
         self.stream: Any = None
+
+    @classmethod
+    def of_several(cls, number: int, ranks: int = 4, address: str = "", job: str = "j") -> Any:
+        """The agent of this number of a job of so many ranks, of which it has two."""
+        made = cls(address, f"a{number}", f"n{number}", job, ranks)
+        made.mine = range(2 * number, 2 * number + 2)
+        return made
 
     def now(self) -> int:
         """This node's CLOCK_MONOTONIC."""
@@ -43,7 +53,7 @@ class FakeAgent:
     async def connect(self, *, define: bool = True) -> int:
         """Open a stream and replay; the durable sequence that the collector knows of."""
         self._channel = grpc.aio.insecure_channel(self.address)
-        self.stream = open_stream(self._channel, wait_for_ready=True)
+        self.stream = open_stream(self._channel, wait_for_ready=self.waits)
         hello = wire.Hello(protocol=1, agent_id=self.agent_id, node=self.node, boot_id="b", job_id=self.job)
         hello.monotonic_ns, hello.realtime_ns = self.now(), time.time_ns()
         await self.stream.write(wire.AgentMessage(hello=hello))
@@ -52,6 +62,7 @@ class FakeAgent:
         if define:
             await self.define()
         for sequence in sorted(self.kept):
+            self.replayed = sequence
             await self.stream.write(wire.AgentMessage(batch=self.kept[sequence]))
         return durable
 
@@ -96,7 +107,7 @@ class FakeAgent:
         now = began + self.clock_shift_ns
         batch = wire.Batch(sequence=self.sequence)
         batch.metrics.append(wire.MetricBlock(schema=SCHEMA, time_ns=[now], values=[float(step), 1e9]))
-        for rank in range(self.ranks):
+        for rank in self.mine:
             ref, late = self.rank_ref(rank), 4_000_000 * (rank == slow_rank)
             phases = [wire.PhaseColumn(name="forward", ns=[8_000_000 + late])]
             batch.steps.append(
@@ -170,6 +181,13 @@ class FakeAgent:
         if self._channel:
             await self._channel.close()
 
+    async def __aenter__(self) -> Any:
+        await self.connect()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
 
 @pytest.fixture
 def fake_agent() -> type[FakeAgent]:
@@ -198,8 +216,10 @@ def collecting() -> Callable[..., Any]:
 class Process:
     """A real ``hindmost collector``."""
 
-    def __init__(self, *arguments: str, open_files: int | None = None) -> None:
-        command = [sys.executable, "-m", "hindmost", "collector", *arguments]
+    def __init__(
+        self, *arguments: str, open_files: int | None = None, program: tuple[str, ...] = ("-m", "hindmost")
+    ) -> None:
+        command = [sys.executable, *program, "collector", *arguments]
         if open_files is not None:  # the child's limit alone: this process may have more files open than that
             command = ["sh", "-c", f'ulimit -Sn {open_files} && exec "$@"', "sh", *command]
         environ = {"HINDMOST_COLLECTOR_FLUSH_SECONDS": "0.2", **os.environ}  # what is taken is acknowledged soon

@@ -170,13 +170,10 @@ async def test_what_has_been_taken_is_not_kept(collecting, fake_agent, monkeypat
         return message
 
     monkeypatch.setattr(Inbox, "parsed", watched)
-    async with collecting(http="none") as collector:
-        agent = fake_agent(collector.addresses["grpc"])
-        await agent.connect()
+    async with collecting(http="none") as collector, fake_agent(collector.addresses["grpc"]) as agent:
         await agent.deliver(range(3))
         assert [kind for kind, _ in seen] == ["hello", "definitions", *["batch"] * 3]
         assert [kind for kind, message in seen if message()] == ["hello"]
-        await agent.close()
 
 
 def test_what_is_overdue_is_taken():
@@ -192,11 +189,8 @@ def test_what_is_overdue_is_taken():
 
 async def test_a_job_that_is_judged_whole_holds_no_window(collecting, fake_agent, tmp_path):
     """Its calls and samples are let go once the recording is read; what the page shows of it stays."""
-    async with collecting(out=str(tmp_path)) as collector:
-        agent = fake_agent(collector.addresses["grpc"])
-        await agent.connect()
+    async with collecting(out=str(tmp_path)) as collector, fake_agent(collector.addresses["grpc"]) as agent:
         await agent.deliver(range(20))
-        await agent.close()
         job = collector.jobs["j"]
         assert len(job.snapshot(collector.decoder.words)().collectives["rank"]) == 40
     held = len(job.snapshot(collector.decoder.words)().collectives["rank"])

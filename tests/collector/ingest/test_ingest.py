@@ -85,9 +85,7 @@ async def test_batches_count_once(collecting, fake_agent, tmp_path):
 
 async def test_the_clock_is_measured_with_batches(collecting, fake_agent, tmp_path):
     """The question arrives with one batch and the whole round trip with the next: the node's hours are taken off."""
-    async with collecting(out=str(tmp_path)) as collector:
-        agent = fake_agent(collector.addresses["grpc"])
-        await agent.connect()
+    async with collecting(out=str(tmp_path)) as collector, fake_agent(collector.addresses["grpc"]) as agent:
         agent.clock_shift_ns = 5 * 3600 * 10**9
         asked = agent.now()
         await agent.stream.write(wire.AgentMessage(batch=agent.batch(0), asked_ns=asked))
@@ -100,7 +98,6 @@ async def test_the_clock_is_measured_with_batches(collecting, fake_agent, tmp_pa
         await agent.until_acked(2)
         clock = collector.ingest.agents["a@n0"].clock
         found = agent.now() + clock.offset(agent.now()) - collector.clock.now()
-        await agent.close()
         same, error, round_trip = reply.sent_ns == asked, found, clock.round_trip_ns
     assert same
     assert abs(error) <= max(round_trip, 1_000_000)
@@ -108,14 +105,11 @@ async def test_the_clock_is_measured_with_batches(collecting, fake_agent, tmp_pa
 
 async def test_late_batches_fill_their_gap(collecting, fake_agent, tmp_path):
     """Batches out of order are all stored, and skipped numbers are counted as missing only while they are."""
-    async with collecting(out=str(tmp_path)) as collector:
-        agent = fake_agent(collector.addresses["grpc"])
-        await agent.connect()
+    async with collecting(out=str(tmp_path)) as collector, fake_agent(collector.addresses["grpc"]) as agent:
         batches = [agent.batch(step) for step in range(4)]
         for index in (0, 3, 1):
             await agent.send(batches[index])
         await agent.until_acked(4)
-        await agent.close()
         assert [one.skipped for one in collector.ingest.agents.values()] == [1]
     assert steps(tmp_path) == [(rank, step) for rank in range(2) for step in (0, 1, 3)]
 
@@ -136,9 +130,7 @@ async def test_asks_for_definitions(collecting, fake_agent, tmp_path):
 
 async def test_leaves_malformed_blocks_out(collecting, fake_agent, tmp_path):
     """Blocks that make no sense are counted and left out; the rest of the batch is kept."""
-    async with collecting(out=str(tmp_path)) as collector:
-        agent = fake_agent(collector.addresses["grpc"])
-        await agent.connect()
+    async with collecting(out=str(tmp_path)) as collector, fake_agent(collector.addresses["grpc"]) as agent:
         batch = agent.batch(0)
         batch.steps[0].duration_ns.append(3)
         batch.collectives[0].op[0] = 77
@@ -147,7 +139,6 @@ async def test_leaves_malformed_blocks_out(collecting, fake_agent, tmp_path):
         batch.intervals.add(rank=agent.rank_ref(0), names=["save"], name=[0, 0], start_ns=[1], duration_ns=[1])
         await agent.send(batch)
         await agent.until_acked(1)
-        await agent.close()
         assert collector.ingest.counts["malformed_blocks"] == 5
     assert steps(tmp_path) == [(1, 0)]
 

@@ -21,7 +21,6 @@ from hindmost_collector.simulate.stream import open_stream
 from hindmost_proto import METHOD, retry
 from hindmost_proto import telemetry_pb2 as wire
 
-from tests.collector.agents_of_a_job import Four
 from tests.waiting import PATIENCE_S, until
 
 STEPS = 30
@@ -69,7 +68,7 @@ async def test_relay_killed_loses_and_doubles_nothing(collector_process, fake_ag
         if step == STEPS // 2:
             relays[0].kill()
 
-    agents = [Four(fake_agent)(number) for number in range(2)]
+    agents = [fake_agent.of_several(number) for number in range(2)]
     await asyncio.gather(deliver(agents[0], addresses, steps, killing), deliver(agents[1], addresses[::-1], steps))
     assert counted(tmp_path) == [(rank, STEPS, STEPS) for rank in range(4)]
     collector.popen.stdin.close()

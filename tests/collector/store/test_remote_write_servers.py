@@ -64,14 +64,11 @@ def raw(base, selector):
 async def test_read_back_equal(server, collecting, fake_agent, tmp_path):
     """Samples of nodes come back at their own times with their own values, and counters of ranks are there too."""
     options = {"out": str(tmp_path / "run"), "remote_write": f"{server}/api/v1/write"}
-    async with collecting(job_id="j", **options) as collector:
-        agent = fake_agent(collector.addresses["grpc"])
-        await agent.connect()
+    async with collecting(job_id="j", **options) as collector, fake_agent(collector.addresses["grpc"]) as agent:
         for step in range(STEPS):
             await agent.send(agent.batch(step))
             await asyncio.sleep(0.01)  # samples of one ms would be one sample
         await agent.until_acked(STEPS)
-        await agent.close()
     counts = collector.remote.counts
     assert (counts["refused"], counts["dropped_leaving"], counts["dropped_full"]) == (0, 0, 0)
     metrics = read_run(tmp_path / "run").metrics
