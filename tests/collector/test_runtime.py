@@ -7,6 +7,14 @@ import pytest
 from hindmost_collector.simulate import Scenario, simulate
 from hindmost_collector.simulate.write import run_directory
 
+
+def printed(program: str, *words: str) -> str:
+    """What a process of this program prints, whose environment has nothing else."""
+    line = [sys.executable, "-c", program, *words]
+    environ = {"PYTHONPATH": ":".join(sys.path)}
+    return subprocess.run(line, capture_output=True, text=True, check=True, env=environ).stdout
+
+
 WRITES = """
 import sys
 import numpy as np
@@ -23,9 +31,7 @@ print(pq.read_table(sys.argv[1]).to_pandas().column.sum())
 
 def test_writing_a_segment_needs_no_pandas(tmp_path):
     """pyarrow writes arrays without it, and still makes a DataFrame where one is wanted."""
-    line = [sys.executable, "-c", WRITES, str(tmp_path / "segment.parquet")]
-    said = subprocess.run(line, capture_output=True, text=True, check=True, env={"PYTHONPATH": ":".join(sys.path)})
-    assert said.stdout.split() == ["False", "3"]
+    assert printed(WRITES, str(tmp_path / "segment.parquet")).split() == ["False", "3"]
 
 
 ALLOCATES = """
@@ -50,9 +56,7 @@ hindmost_cli.main(["collector"])
 
 def test_a_collector_has_one_allocator(tmp_path):
     """What Arrow allocates goes through the C library, while it reads Parquet too: what is free there goes back."""
-    line = [sys.executable, "-c", ALLOCATES, str(tmp_path / "segment.parquet")]
-    said = subprocess.run(line, capture_output=True, text=True, check=True, env={"PYTHONPATH": ":".join(sys.path)})
-    assert said.stdout == "system\n"
+    assert printed(ALLOCATES, str(tmp_path / "segment.parquet")) == "system\n"
 
 
 STARTS_A_PROGRAM = """
@@ -74,10 +78,7 @@ hindmost_cli.main(["collector"])
 
 def test_a_collector_sets_nothing_for_the_programs_that_it_starts():
     """Nor for the job, whose environment it records; numpy has one thread all the same, and gRPC its older poller."""
-    environ = {"PYTHONPATH": ":".join(sys.path)}
-    line = [sys.executable, "-c", STARTS_A_PROGRAM]
-    said = subprocess.run(line, capture_output=True, text=True, check=True, env=environ)
-    assert said.stdout == "1\n"
+    assert printed(STARTS_A_PROGRAM) == "1\n"
 
 
 @pytest.mark.parametrize("ranks", [4, 300])
@@ -87,9 +88,7 @@ def test_a_report_needs_no_pandas(ranks, tmp_path):
     run_directory([simulate(Scenario(ranks, 60)).run], tmp_path)
     asks = "print('pandas' in sys.modules, 'prometheus_client' in sys.modules)"
     program = f"import sys, hindmost_cli\nhindmost_cli.main(sys.argv[1:])\n{asks}"
-    line = [sys.executable, "-c", program, "report", str(tmp_path)]
-    said = subprocess.run(line, capture_output=True, text=True, check=True, env={"PYTHONPATH": ":".join(sys.path)})
-    assert said.stdout.splitlines()[-1] == "False False"
+    assert printed(program, "report", str(tmp_path)).splitlines()[-1] == "False False"
 
 
 LOADS_NUMPY = """
@@ -109,14 +108,10 @@ hindmost_cli.main(["report"])
 
 def test_numpy_starts_no_thread_for_a_report():
     """However many cores there are: OpenBLAS would start one for each, spinning, and products of a judge are small."""
-    line = [sys.executable, "-c", LOADS_NUMPY]
-    said = subprocess.run(line, capture_output=True, text=True, check=True, env={"PYTHONPATH": ":".join(sys.path)})
-    assert said.stdout == "1\n"
+    assert printed(LOADS_NUMPY) == "1\n"
 
 
 def test_a_job_does_not_wait_for_what_its_report_needs():
     """What ``hindmost run`` loads before its job starts knows the collector's settings, without its libraries."""
     asks = "print('numpy' in sys.modules, 'prometheus_client' in sys.modules)"
-    line = [sys.executable, "-c", f"import sys, hindmost_cli\nhindmost_cli.command('run')\n{asks}"]
-    said = subprocess.run(line, capture_output=True, text=True, check=True, env={"PYTHONPATH": ":".join(sys.path)})
-    assert said.stdout == "False False\n"
+    assert printed(f"import sys, hindmost_cli\nhindmost_cli.command('run')\n{asks}") == "False False\n"

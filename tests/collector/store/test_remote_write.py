@@ -17,6 +17,7 @@ from tests.waiting import until
 
 SECOND = 1_000_000_000
 NOW_NS = 1_760_000_000 * SECOND
+MS, NAN = NOW_NS // 1_000_000, float("nan")
 STALE_BITS = 0x7FF0000000000002
 
 
@@ -66,9 +67,9 @@ def bits(value):
 
 
 class FakeReceiver(Receiver):
-    """Gives the set answers, one after the other, then 204; keeps what it took."""
+    """Gives these answers, one after the other, then 204; keeps what it took."""
 
-    def __init__(self, *answers):
+    def __init__(self, answers):
         super().__init__("http://127.0.0.1:1/write")
         self.answers, self.taken = list(answers), []
 
@@ -90,12 +91,21 @@ def definitions():
 
 
 class Sink(RemoteWrite):
-    """A sink whose clock is in the test's hands."""
+    """A sink whose clock is in the test's hands, into a receiver that gives these answers."""
 
-    def __init__(self, receiver, page=str):
-        self.time_ns, self.known = NOW_NS, definitions()
-        super().__init__(receiver, self.known, page, now_ns=lambda: self.time_ns, jitter=lambda: 0.0)
+    def __init__(self, *answers):
+        self.time_ns, self.known, receiver = NOW_NS, definitions(), FakeReceiver(answers)
+        super().__init__(receiver, self.known, str, now_ns=lambda: self.time_ns, jitter=lambda: 0.0)
         self._leaving.wait = lambda timeout=None: False
+        self.taken = receiver.taken
+
+    def sent(self, *blocks, after_s=0):
+        """What the receiver takes of these, so much later."""
+        self.time_ns += after_s * SECOND
+        before = len(self.taken)
+        self.add(blocks)
+        self.send()
+        return self.taken[-1] if len(self.taken) > before else {}
 
 
 def block(node, first_s, values):
@@ -106,147 +116,99 @@ def block(node, first_s, values):
 
 def test_bytes_are_the_protocol_s():
     """Labels in order, values bit by bit, times in ms; a missing sample leaves no row; nodes share a template."""
-    receiver = FakeReceiver()
-    sink = Sink(receiver)
-    nan = float("nan")
-    sink.add([block("n0", 0, [[1.5, -0.0, 7], [2.5, nan, 8]]), block("n1", 0, [[9, 8, nan], [3, 2, nan]])])
-    sink.send()
-    ms = NOW_NS // 1_000_000
-    cpu = "__name__=hindmost_node_cpu_seconds_total,mode=user,node="
-    assert receiver.taken == [
-        {
-            f"{cpu}n0": [(ms, bits(1.5)), (ms + 1000, bits(2.5))],
-            "__name__=b,node=n0": [(ms, bits(-0.0))],
-            "__name__=c,node=n0,zone=ü": [(ms, bits(7)), (ms + 1000, bits(8))],
-            f"{cpu}n1": [(ms, bits(9)), (ms + 1000, bits(3))],
-            "__name__=b,node=n1": [(ms, bits(8)), (ms + 1000, bits(2))],
-        }
-    ]
+    sink, cpu = Sink(), "__name__=hindmost_node_cpu_seconds_total,mode=user,node="
+    rows = block("n0", 0, [[1.5, -0.0, 7], [2.5, NAN, 8]]), block("n1", 0, [[9, 8, NAN], [3, 2, NAN]])
+    assert sink.sent(*rows) == {
+        f"{cpu}n0": [(MS, bits(1.5)), (MS + 1000, bits(2.5))],
+        "__name__=b,node=n0": [(MS, bits(-0.0))],
+        "__name__=c,node=n0,zone=ü": [(MS, bits(7)), (MS + 1000, bits(8))],
+        f"{cpu}n1": [(MS, bits(9)), (MS + 1000, bits(3))],
+        "__name__=b,node=n1": [(MS, bits(8)), (MS + 1000, bits(2))],
+    }
     assert (sink.counts["sent"], sink.waiting_bytes) == (9, 0)
 
 
 def test_what_is_old_or_twice_is_left_out():
     """Samples behind what was sent, replayed or from a broken clock, are not sent, and are counted."""
-    receiver = FakeReceiver()
-    sink = Sink(receiver)
-    sink.add([block("n0", 5, [[1, 1, 1]])])
-    sink.send()
-    sink.add([block("n0", 4, [[0, 0, 0], [1, 1, 1], [2, 2, 2]]), block("bad", -1_759_999_999, [[1, 1, 1]])])
-    sink.send()
-    assert [[ms for ms, _ in one["__name__=b,node=n0"]] for one in receiver.taken] == [
-        [NOW_NS // 1_000_000 + 5000],
-        [NOW_NS // 1_000_000 + 6000],
-    ]
+    sink, old = Sink(), block("bad", -1_759_999_999, [[1, 1, 1]])
+    sink.sent(block("n0", 5, [[1, 1, 1]]))
+    sink.sent(block("n0", 4, [[0, 0, 0], [1, 1, 1], [2, 2, 2]]), old)
+    assert [[ms for ms, _ in one["__name__=b,node=n0"]] for one in sink.taken] == [[MS + 5000], [MS + 6000]]
     assert sink.counts["dropped_old"] == 9
 
 
 def test_series_that_end_are_marked_once():
     """A series missing where its agent goes on is stale at once, those of a silent agent after a minute."""
-    receiver = FakeReceiver()
-    sink = Sink(receiver)
-    nan = float("nan")
-    sink.add([block("n0", 0, [[1, 1, 1]])])
-    sink.send()
-    sink.add([block("n0", 1, [[2, nan, 2]])])
-    sink.send()
-    assert receiver.taken[1]["__name__=b,node=n0"] == [(NOW_NS // 1_000_000 + 1000, STALE_BITS)]
-    sink.time_ns += 70 * SECOND
-    sink.send()
-    assert {key.split(",")[0]: found for key, found in receiver.taken[2].items()} == {
-        "__name__=hindmost_node_cpu_seconds_total": [(NOW_NS // 1_000_000 + 1001, STALE_BITS)],
-        "__name__=c": [(NOW_NS // 1_000_000 + 1001, STALE_BITS)],
+    sink = Sink()
+    sink.sent(block("n0", 0, [[1, 1, 1]]))
+    assert sink.sent(block("n0", 1, [[2, NAN, 2]]))["__name__=b,node=n0"] == [(MS + 1000, STALE_BITS)]
+    assert {key.split(",")[0]: found for key, found in sink.sent(after_s=70).items()} == {
+        "__name__=hindmost_node_cpu_seconds_total": [(MS + 1001, STALE_BITS)],
+        "__name__=c": [(MS + 1001, STALE_BITS)],
     }
-    sink.send()
-    assert len(receiver.taken) == 3
+    assert sink.sent() == {}
 
 
 @pytest.mark.parametrize("first", [1, 2])
 def test_series_that_go_on_in_another_schema_do_not_end(first):
     """When one rank of two ends, the other has one sample at each time; a receiver refuses a second. Nor later."""
-    receiver = FakeReceiver()
-    sink = Sink(receiver)
+    sink = Sink()
     sink.known.schemas[2] = Schema((Series("b", False, "", "{}"),))
-    nan, ms = float("nan"), NOW_NS // 1_000_000
-    sink.add([block("n0", 0, [[1, 1, 1]])])
-    sink.send()
+    sink.sent(block("n0", 0, [[1, 1, 1]]))
     new = MetricRows.of("n0", 2, np.array([NOW_NS + SECOND]), np.array([[2.0]]))
-    sink.add([block("n0", 1, [[nan, nan, nan]]), new][:: 1 if first == 1 else -1])
-    sink.send()
-    assert receiver.taken[1]["__name__=b,node=n0"] == [(ms + 1000, bits(2))]
-    assert receiver.taken[1]["__name__=c,node=n0,zone=ü"] == [(ms + 1000, STALE_BITS)]
-    sink.time_ns += 90 * SECOND
-    sink.send()
-    assert receiver.taken[2] == {"__name__=b,node=n0": [(ms + 1001, STALE_BITS)]}
+    found = sink.sent(*[block("n0", 1, [[NAN, NAN, NAN]]), new][:: 1 if first == 1 else -1])
+    assert found["__name__=b,node=n0"] == [(MS + 1000, bits(2))]
+    assert found["__name__=c,node=n0,zone=ü"] == [(MS + 1000, STALE_BITS)]
+    assert sink.sent(after_s=90) == {"__name__=b,node=n0": [(MS + 1001, STALE_BITS)]}
 
 
 def test_a_schema_that_was_replaced_in_silence_ends_nothing_that_goes_on():
     """Its series, but those that the agent still sends, end a minute after the last of them."""
-    receiver = FakeReceiver()
-    sink = Sink(receiver)
+    sink = Sink()
     sink.known.schemas[2] = Schema((Series("b", False, "", "{}"),))
-    sink.add([block("n0", 0, [[1, 1, 1]])])
-    sink.send()
-    sink.time_ns += 70 * SECOND
-    sink.add([MetricRows.of("n0", 2, np.array([sink.time_ns]), np.array([[2.0]]))])
-    sink.send()
-    ended = [key.split(",")[0] for key, found in receiver.taken[2].items() if found[-1][1] == STALE_BITS]
+    sink.sent(block("n0", 0, [[1, 1, 1]]))
+    later = sink.sent(MetricRows.of("n0", 2, np.array([NOW_NS + 70 * SECOND]), np.array([[2.0]])), after_s=70)
+    ended = [key.split(",")[0] for key, found in later.items() if found[-1][1] == STALE_BITS]
     assert sorted(ended) == ["__name__=c", "__name__=hindmost_node_cpu_seconds_total"]
 
 
 def test_forgotten_schema_is_still_sent():
     """Samples that waited for longer than their definition is kept are sent as they were meant, and end as usual."""
-    receiver = FakeReceiver()
-    sink = Sink(receiver)
-    sink.add([block("n0", 0, [[1, 1, 1]])])
-    sink.send()
+    sink = Sink()
+    sink.sent(block("n0", 0, [[1, 1, 1]]))
     sink.add([block("n0", 1, [[2, 2, 2]]), block("n1", 1, [[3, 3, 3]])])
     sink.known.schemas.clear()
-    sink.time_ns += 30 * SECOND
-    sink.send()
-    ms = NOW_NS // 1_000_000
-    assert [receiver.taken[1][f"__name__=b,node={node}"] for node in ("n0", "n1")] == [
-        [(ms + 1000, bits(2))],
-        [(ms + 1000, bits(3))],
-    ]
-    sink.time_ns += 70 * SECOND
-    sink.send()
-    assert receiver.taken[2]["__name__=b,node=n0"] == [(ms + 1001, STALE_BITS)]
+    found = sink.sent(after_s=30)
+    for node, value in (("n0", 2), ("n1", 3)):
+        assert found[f"__name__=b,node={node}"] == [(MS + 1000, bits(value))]
+    assert sink.sent(after_s=70)["__name__=b,node=n0"] == [(MS + 1001, STALE_BITS)]
     assert (sink.counts["sent"], sink.counts["errors"]) == (15, 0)
 
 
 def test_samples_of_no_schema_are_counted():
     """Samples whose definition is gone when they come are left out and counted; the others are sent."""
-    receiver = FakeReceiver()
-    sink = Sink(receiver)
-    strange = MetricRows.of("n0", 2, np.array([NOW_NS]), np.ones((1, 4)))
-    sink.add([strange, block("n0", 0, [[1, 1, 1]])])
-    sink.send()
+    sink = Sink()
+    sink.sent(MetricRows.of("n0", 2, np.array([NOW_NS]), np.ones((1, 4))), block("n0", 0, [[1, 1, 1]]))
     assert (sink.counts["dropped_undefined"], sink.counts["sent"], sink.waiting_bytes) == (4, 3, 0)
 
 
 def test_what_ended_long_ago_is_forgotten():
     """Processes that come and go leave nothing behind: an hour after its mark a series is not known any more."""
-    sink = Sink(FakeReceiver())
-    sink.add([block(f"n{node}", 0, [[1, 1, 1]]) for node in range(100)])
-    sink.send()
-    sink.time_ns += 70 * SECOND
-    sink.send()
-    sink.add([block("n0", 0, [[1, 1, 1]])])
-    sink.send()
+    sink = Sink()
+    sink.sent(*(block(f"n{node}", 0, [[1, 1, 1]]) for node in range(100)))
+    sink.sent(after_s=70)
+    sink.sent(block("n0", 0, [[1, 1, 1]]))
     assert sink.counts["dropped_old"] == 3  # a replay within the hour is still known as one
-    sink.time_ns += 3600 * SECOND
-    sink.send()
+    sink.sent(after_s=3600)
     assert (sink.remembered, sink.counts["sent"]) == (0, 600)
 
 
 def test_temporary_failures_are_tried_again():
     """No answer, 429 and 503 are tried again until taken; nothing is lost, and the retries are counted."""
-    receiver = FakeReceiver(Answer(0, "refused"), Answer(429, "slow down", 1.0), Answer(503, "starting"))
-    sink = Sink(receiver)
-    sink.add([block("n0", 0, [[1, 1, 1]])])
-    sink.send()
+    sink = Sink(Answer(0, "refused"), Answer(429, "slow down", 1.0), Answer(503, "starting"))
+    sink.sent(block("n0", 0, [[1, 1, 1]]))
     assert (sink.counts["sent"], sink.counts["retries"], sink.failing) == (3, 3, None)
-    assert len(receiver.taken) == 1
+    assert len(sink.taken) == 1
 
 
 def test_what_is_tried_again_waits(monkeypatch):
@@ -259,7 +221,7 @@ def test_what_is_tried_again_waits(monkeypatch):
         seen.append(sink.waiting_bytes)
         return Answer(503, "starting")
 
-    sink = Sink(FakeReceiver(busy, busy, busy))
+    sink = Sink(busy, busy, busy)
     one = block("n0", 0, [[1, 1, 1]])
     monkeypatch.setattr(remote_write, "PORTION_BYTES", one.bytes)
     monkeypatch.setattr(remote_write, "WAITING_BYTES", 3 * one.bytes)
@@ -276,18 +238,16 @@ def test_only_what_is_at_fault_is_refused():
         found = decoded(bytes(cramjam.snappy.decompress_raw(body)))
         return Answer(400, "out of order sample") if any("node=n2" in key for key in found) else Answer(204, "")
 
-    receiver = FakeReceiver(*[refusing] * 9)
-    sink = Sink(receiver)
-    sink.add([block(f"n{node}", 0, [[1, 2, 3]]) for node in range(5)])
-    sink.send()
-    arrived = {key.rpartition("node=")[2][:2] for one in receiver.taken for key in one}
+    sink = Sink(*[refusing] * 9)
+    sink.sent(*(block(f"n{node}", 0, [[1, 2, 3]]) for node in range(5)))
+    arrived = {key.rpartition("node=")[2][:2] for one in sink.taken for key in one}
     assert arrived == {"n0", "n1", "n3", "n4"}
     assert (sink.counts["sent"], sink.counts["refused"]) == (12, 3)
 
 
 def test_waiting_samples_are_bounded():
     """While nothing is sent, memory stays bounded, the oldest samples give way, and they are counted."""
-    sink = Sink(FakeReceiver())
+    sink = Sink()
     large = [MetricRows.of("n0", 1, np.arange(100_000) + NOW_NS, np.zeros((100_000, 3))) for _ in range(40)]
     sink.add(large)
     assert sink.waiting_bytes <= 64 << 20
