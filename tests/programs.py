@@ -74,6 +74,14 @@ def install() -> int:
     return _end(0, f"Installed: {', '.join(known)}.")
 
 
+def shell_program(path: Path, text: str) -> Path:
+    """A program of the shell, in the place of a real one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
 def hide(folder: Path) -> None:
     """Link every program of PATH into ``folder``, except those of the table."""
     hidden = {*PACKAGES, *(name for names in ALIKE.values() for name in names)}

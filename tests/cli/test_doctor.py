@@ -13,6 +13,8 @@ from hindmost_agent import stacks
 from hindmost_cli import doctor, main
 from hindmost_cli.doctor import Finding, Machine
 
+from tests.programs import shell_program
+
 STATES = {"yes", "part", "no"}
 KFD = "sys/class/kfd/kfd/topology/nodes"
 _PROJECT = (Path(__file__).parents[2] / "pyproject.toml").read_text()
@@ -120,9 +122,7 @@ def test_what_files_say(
 )
 def test_the_kind_of_mpi_is_named(bare: Machine, said: str, state: str, names: str) -> None:
     """The MPI on PATH is named with its version; one of unknown kind says what that costs."""
-    program = bare.root / "mpirun"
-    program.write_text(f"#!/bin/sh\necho '{said}'\n")
-    program.chmod(0o755)
+    shell_program(bare.root / "mpirun", f"echo '{said}'")
     finding = doctor.mpi(bare)
     assert (finding.state, names in finding.found) == (state, True)
 
@@ -130,9 +130,7 @@ def test_the_kind_of_mpi_is_named(bare: Machine, said: str, state: str, names: s
 def test_python_without_mpi4py_is_named_with_effect_and_remedy(bare: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiled programs need it not, so that it is no failure of MPI."""
     monkeypatch.setattr(Machine, "versions", lambda *_: {})
-    program = bare.root / "mpirun"
-    program.write_text("#!/bin/sh\necho 'mpirun (Open MPI) 5.0.8'\n")
-    program.chmod(0o755)
+    shell_program(bare.root / "mpirun", "echo 'mpirun (Open MPI) 5.0.8'")
     finding = doctor.mpi(bare)
     assert (finding.state, finding.remedy) == ("part", "pip install mpi4py")
     assert "no mpi4py" in finding.found
@@ -141,9 +139,7 @@ def test_python_without_mpi4py_is_named_with_effect_and_remedy(bare: Machine, mo
 
 def test_an_interpreter_that_is_too_old(bare: Machine) -> None:
     """Jobs of an interpreter that the probe does not support are said to be invisible."""
-    old = bare.root / "python"
-    old.write_text("#!/bin/sh\necho 3.6.8\n")
-    old.chmod(0o755)
+    old = shell_program(bare.root / "python", "echo 3.6.8")
     finding = doctor.python(Machine(root=bare.root, python=str(old), environ=bare.environ))
     assert finding.state == "no"
     assert "3.6.8" in finding.found
@@ -161,8 +157,7 @@ def test_where_hooks_run_in_python_is_said(bare: Machine, says: str, cc: bool, s
     """In C they serve any CPython that has the GIL, where there is a compiler; the slower twin's cost is stated."""
     python = bare.root / "python"
     for program in [python, bare.root / "cc"][: 1 + cc]:
-        program.write_text(f"#!/bin/sh\necho {says}\n")
-        program.chmod(0o755)
+        shell_program(program, f"echo {says}")
     finding = doctor.hooks(Machine(root=bare.root, python=str(python), environ=bare.environ))
     assert (finding.state, found in finding.found) == (state, True)
     assert ("ten times" in finding.lost) is (state == "part")
@@ -246,10 +241,7 @@ def test_an_interpreter_that_is_not_there(capsys: pytest.CaptureFixture[str]) ->
 
 def launcher(folder: Path, *lines: str) -> list[str]:
     """A launcher that says this of its nodes, whatever it is asked to start."""
-    program = folder / "srun"
-    program.write_text("#!/bin/sh\ncat <<'END'\n" + "\n".join(lines) + "\nEND\n")
-    program.chmod(0o755)
-    return [str(program), "--nodelist=n[1-4]"]
+    return [str(shell_program(folder / "srun", "\n".join(["cat <<'END'", *lines, "END"]))), "--nodelist=n[1-4]"]
 
 
 def test_what_each_node_of_a_cluster_lacks_is_one_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,13 +1,13 @@
 """How each launcher is recognised, and how it is made to carry variables to other hosts."""
 
 import socket
-import stat
 from pathlib import Path
 
 import pytest
 from hindmost_cli import launchers
 from hindmost_cli.launchers import mpirun, srun
 
+from tests.programs import shell_program
 from tests.waiting import PATIENCE_S
 
 NAMES = ["HINDMOST_JOB_ID", "PYTHONPATH"]
@@ -26,14 +26,7 @@ VERSIONS = {
 @pytest.fixture
 def fake_mpirun(tmp_path: Path):
     """Makes an mpirun that prints this for ``--version``."""
-
-    def make(version: str) -> str:
-        program = tmp_path / "mpirun"
-        program.write_text(f"#!/bin/sh\ncat <<'END'\n{version}\nEND\n")
-        program.chmod(program.stat().st_mode | stat.S_IXUSR)
-        return str(program)
-
-    return make
+    return lambda version: str(shell_program(tmp_path / "mpirun", f"cat <<'END'\n{version}\nEND"))
 
 
 @pytest.mark.parametrize(
@@ -75,19 +68,8 @@ def test_open_mpi_gets_each_name_in_each_context(fake_mpirun) -> None:
 def test_open_mpi_keeps_the_users_own_x(fake_mpirun) -> None:
     """A variable that the user passes is not passed twice; a search path with a value of theirs gets ours in front."""
     program = fake_mpirun("mpirun (Open MPI) 4.1.4")
-    argv = [
-        program,
-        "--mca",
-        "btl",
-        "self",
-        "-x",
-        "PYTHONPATH=/theirs",
-        "-x",
-        "HINDMOST_JOB_ID",
-        "a",
-        "-x",
-        "PYTHONPATH=/b",
-    ]
+    words = "--mca btl self -x PYTHONPATH=/theirs -x HINDMOST_JOB_ID a -x PYTHONPATH=/b"
+    argv = [program, *words.split()]
     environ = {"PYTHONPATH": "/ours:/before"}
     expected = [*argv[:5], "PYTHONPATH=/ours:/theirs", *argv[6:]]
     assert mpirun.carry(argv, NAMES, environ) == expected
@@ -131,13 +113,11 @@ def test_srun_exports_our_names_too(arguments: list[str], environ: dict[str, str
 
 def test_a_slurm_that_does_not_answer_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Outside an allocation Slurm is asked for its nodes; the job starts without the answer of a busy controller."""
-    sinfo = tmp_path / "sinfo"
-    sinfo.write_text("#!/bin/sh\nsleep 3600 &\nwait\n")
-    sinfo.chmod(0o755)
+    shell_program(tmp_path / "sinfo", "sleep 3600 &\nwait")
     assert srun.ANSWER_S <= 2
     monkeypatch.setattr(srun, "ANSWER_S", 0.2)
     assert srun.remote_hosts(["srun", "a"], {"PATH": f"{tmp_path}:/usr/bin:/bin"}) == []
-    sinfo.write_text("#!/bin/sh\necho n1\necho n2\n")
+    shell_program(tmp_path / "sinfo", "echo n1\necho n2")
     monkeypatch.setattr(srun, "ANSWER_S", PATIENCE_S)
     assert srun.remote_hosts(["srun", "a"], {"PATH": f"{tmp_path}:/usr/bin:/bin"}) == ["n1", "n2"]
 

@@ -15,6 +15,7 @@ from hindmost_cli import launchers, run, stdio
 from hindmost_cli.run import environment, session
 from hindmost_cli.run.session import Daemon, from_here
 
+from tests.programs import shell_program
 from tests.waiting import wait_until
 
 
@@ -87,10 +88,7 @@ print('{"verdict": {"text": "over"}}', '{"report": 1}', sep='\\n')"""
 def test_a_command_on_verdict_works_where_the_user_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The collector works in /, and no shell takes the command's words or the folder's name apart."""
     here = tmp_path / "it's $HOME; here"
-    here.mkdir()
-    hook = here / "hook"
-    hook.write_text('#!/bin/sh\necho "$1" > written\n')
-    hook.chmod(0o755)
+    shell_program(here / "hook", 'echo "$1" > written')
     monkeypatch.chdir(here)
     subprocess.run(shlex.split(from_here("./hook 'a $HOME b'")), cwd="/", check=True)
     assert (here / "written").read_text() == "a $HOME b\n"
@@ -215,17 +213,14 @@ def test_the_address_of_a_page_opens_on_another_machine(page: str, expected: str
 @pytest.mark.parametrize("module", [True, False])
 def test_printed_commands_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, on_path: bool, module: bool) -> None:
     """By the name where the shell finds it, else as this program was started."""
-    script = tmp_path / "bin dir" / "hindmost"
-    script.parent.mkdir()
-    script.write_text("#!/bin/sh\necho found\n")
-    script.chmod(0o755)
-    monkeypatch.setenv("PATH", str(script.parent) if on_path else str(tmp_path))
-    monkeypatch.setattr(sys, "argv", ["/packages/hindmost/__main__.py" if module else str(script)])
+    program = shell_program(tmp_path / "bin dir" / "hindmost", "echo found")
+    monkeypatch.setenv("PATH", str(program.parent) if on_path else str(tmp_path))
+    monkeypatch.setattr(sys, "argv", ["/packages/hindmost/__main__.py" if module else str(program)])
     found = shlex.split(stdio.program())
     if on_path:
         assert found == ["hindmost"]
     else:
-        assert found == ([sys.executable, "-m", "hindmost"] if module else [str(script)])
+        assert found == ([sys.executable, "-m", "hindmost"] if module else [str(program)])
     assert subprocess.run([*found, "--version"], check=True, capture_output=True).stdout
 
 

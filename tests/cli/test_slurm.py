@@ -19,6 +19,7 @@ from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_judge.judge import judge
 
 from tests.needs import need
+from tests.programs import shell_program
 
 SCRIPTS = Path(__file__).parents[2] / "deploy" / "slurm"
 
@@ -27,9 +28,7 @@ SCRIPTS = Path(__file__).parents[2] / "deploy" / "slurm"
 def sacct(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """What sacct prints; its arguments are in ``asked``."""
     said = tmp_path / "said"
-    program = tmp_path / "sacct"
-    program.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/asked\ncat {said}\n')
-    program.chmod(0o755)
+    shell_program(tmp_path / "sacct", f'echo "$@" >> {tmp_path}/asked\ncat {said}')
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     return said
 
@@ -40,9 +39,7 @@ def row(comment: str, name: str = "12", number: str = "12", end: str = "12:00:00
 
 def sacctmgr(folder: Path, line: str = "") -> None:
     """A sacctmgr whose arguments are in ``set``, with another line of its script."""
-    program = folder / "sacctmgr"
-    program.write_text(f'#!/bin/sh\necho "$@" >> {folder}/set\n{line}\n')
-    program.chmod(0o755)
+    shell_program(folder / "sacctmgr", f'echo "$@" >> {folder}/set\n{line}')
 
 
 def of(data: bytes) -> str:
@@ -295,8 +292,7 @@ def test_the_controllers_epilog_waits_for_eight_jobs_at_once(tmp_path: Path) -> 
         "logger": f'[ $# -gt 2 ] || exec cat\necho "$3" >> {tmp_path}/log',
     }
     for name, line in lines.items():
-        (programs / name).write_text(f"#!/bin/sh\n{line}\n")
-        (programs / name).chmod(0o755)
+        shell_program(programs / name, line)
     environ = {"PATH": f"{programs}:/usr/bin:/bin", "HINDMOST_VENV": str(tmp_path)}
     environ |= {"HINDMOST_SLURM_SLOTS": str(slots), "HINDMOST_SLURM_SETTINGS": "/dev/null"}
 
@@ -322,10 +318,8 @@ def test_the_controllers_epilog_waits_for_eight_jobs_at_once(tmp_path: Path) -> 
 
 def test_the_controllers_epilog_takes_no_folder_of_another(tmp_path: Path) -> None:
     """In /tmp another user may have made one before, or a link."""
-    (tmp_path / "bin").mkdir()
     for name, line in (("hindmost", f"touch {tmp_path}/ran"), ("logger", f'echo "$3" >> {tmp_path}/log')):
-        (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{line}\n")
-        (tmp_path / "bin" / name).chmod(0o755)
+        shell_program(tmp_path / "bin" / name, line)
     (tmp_path / "target").mkdir()
     (tmp_path / "slots").symlink_to("target")
     environ = {"PATH": f"{tmp_path}/bin:/usr/bin:/bin", "HINDMOST_VENV": str(tmp_path), "SLURM_JOB_ID": "77"}

@@ -16,6 +16,7 @@ from hindmost_collector.store.recorder import HANGS_S
 from hindmost_proto.address import parse
 
 from tests.needs import need
+from tests.programs import shell_program
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -42,9 +43,7 @@ def check(*command: str | Path) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize("unit", UNITS, ids=lambda path: path.name)
 def test_systemd_accepts_the_unit(unit: Path, tmp_path: Path) -> None:
     """systemd finds no unknown directive and no bad value, given an interpreter where the unit expects it."""
-    program = tmp_path / "hindmost"
-    program.write_text("#!/bin/sh\n")
-    program.chmod(0o755)
+    program = shell_program(tmp_path / "hindmost", "")
     copy = tmp_path / unit.name
     copy.write_text(unit.read_text().replace("/opt/hindmost/bin/hindmost", str(program)))
     verified = check("systemd-analyze", "verify", "--man=no", copy)
@@ -171,12 +170,10 @@ def test_shellcheck_has_nothing_to_say(script: Path) -> None:
 @pytest.mark.parametrize("works", [True, False])
 def test_prolog_makes_a_token_or_says_why_not(tmp_path: Path, works: bool) -> None:
     """A failure is in the log of the node, and leaves no empty file."""
-    (tmp_path / "bin").mkdir()
     (tmp_path / "secret").touch()
     made = "echo TOKEN" if works else "echo 'user 4711 owns it' >&2; exit 2"
     for name, line in (("hindmost", made), ("logger", f'echo "$@" >> {tmp_path}/log')):
-        (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{line}\n")
-        (tmp_path / "bin" / name).chmod(0o755)
+        shell_program(tmp_path / "bin" / name, line)
     folders = {
         "HINDMOST_VENV": tmp_path,
         "HINDMOST_SECRET": tmp_path / "secret",
@@ -263,10 +260,7 @@ def test_task_prolog_leaves_alone_who_wants_none(tmp_path: Path, variable: str) 
 
 def prolog(tmp_path: Path, variables: dict[str, str]) -> str:
     """What the TaskProlog prints where hindmost is installed under ``tmp_path``."""
-    python = tmp_path / "bin" / "python"
-    python.parent.mkdir(parents=True, exist_ok=True)
-    python.write_text(f'#!/bin/sh\nPYTHONPATH={ROOT / "agent"} exec {sys.executable} "$@"\n')
-    python.chmod(0o755)
+    shell_program(tmp_path / "bin" / "python", f'PYTHONPATH={ROOT / "agent"} exec {sys.executable} "$@"')
     settings = {"HINDMOST_SETTINGS": str(DEPLOY / "systemd" / "hindmost-agent.default")}
     environ = {"PATH": os.environ["PATH"], "PYTHONPATH": "", "HINDMOST_VENV": str(tmp_path), **settings, **variables}
     script = DEPLOY / "slurm" / "task-prolog.sh"
