@@ -132,13 +132,6 @@ def test_each_sampler_has_its_own_period() -> None:
     assert (len(both), both[1] - both[0], both[2] - both[1]) == (3, 10, 10)
 
 
-def test_at_the_end_everything_is_read() -> None:
-    """A sampler that is due in ten seconds is read at once when it is the last time."""
-    made = runner(Steady, Slow)
-    made.run(0)
-    assert [reading.sampler for reading in made.run(NS // 2, everything=True)] == ["steady", "slow"]
-
-
 def test_slow_samplers_do_not_meet_in_one_tick() -> None:
     """All are read at the start; then ten that are due every ten seconds have a tick each."""
     kinds = [type(f"Slow{number}", (Slow,), {"name": f"slow{number}"}) for number in range(10)]

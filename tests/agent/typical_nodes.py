@@ -88,9 +88,10 @@ MLX5_CONGESTION = "rp_cnp_ignored rp_cnp_handled np_ecn_marked_roce_packets np_c
 BNXT_RE = "active_pds active_qps rx_pkts rx_bytes tx_pkts tx_bytes recoverable_errors rx_roce_errors rx_roce_discards to_retransmits seq_err_naks_rcvd max_retry_exceeded rnr_naks_rcvd oos_drop_count rx_out_of_buffer tx_cnp_pkts rx_cnp_pkts rx_ecn_marked_pkts"
 
 
-def counted(folder: str, names: str, **known: int) -> dict[str, str]:
-    """A file for each name, with its number in it: 0 where none is given."""
-    return {f"{folder}/{name}": f"{known.get(name, 0)}\n" for name in names.split()}
+def counted(folder: str, names: str, known: str = "") -> dict[str, str]:
+    """A file for each name, with its number in it: 0 where none is ``known``, as ``name=number``."""
+    numbers = dict(one.split("=") for one in known.split())
+    return {f"{folder}/{name}": f"{numbers.get(name, 0)}\n" for name in names.split()}
 
 
 def table(names: str, **known: int) -> str:
@@ -168,17 +169,9 @@ def numa(nodes: int, gib: int) -> dict[str, str]:
     files = {}
     for node in range(nodes):
         folder = f"sys/devices/system/node/node{node}"
-        kib = {
-            "MemTotal": gib << 20,
-            "MemFree": gib << 18,
-            "MemUsed": gib * 3 << 18,
-            "FilePages": gib << 17,
-            "AnonPages": gib << 19,
-        }
-        files[f"{folder}/meminfo"] = (
-            "".join(f"Node {node} {name}: {size:>15} kB\n" for name, size in kib.items())
-            + f"Node {node} HugePages_Total:     0\n"
-        )
+        kib = {"MemTotal": 1.0, "MemFree": 0.25, "MemUsed": 0.75, "FilePages": 0.125, "AnonPages": 0.5}
+        lines = [f"Node {node} {name}: {int(share * (gib << 20)):>15} kB\n" for name, share in kib.items()]
+        files[f"{folder}/meminfo"] = "".join([*lines, f"Node {node} HugePages_Total:     0\n"])
         files[f"{folder}/cpulist"] = f"{node * 16}-{node * 16 + 15}\n"
         files[f"{folder}/numastat"] = (
             f"numa_hit {193460335812 + node}\nnuma_miss 12624528\nnuma_foreign 59858623\ninterleave_hit 57146\nlocal_node 193454780853\nother_node 18179487\n"
@@ -189,22 +182,10 @@ def numa(nodes: int, gib: int) -> dict[str, str]:
 def common(kernel: str, gib: int) -> dict[str, str]:
     """What all three have in the same form."""
     kib = {
-        "MemTotal": gib << 20,
-        "MemFree": gib << 18,
-        "MemAvailable": gib * 3 << 18,
-        "Buffers": 2204,
-        "Cached": gib << 17,
-        "SwapCached": 0,
-    }
-    kib |= {
-        "Dirty": 1204,
-        "Writeback": 0,
-        "AnonPages": gib << 19,
-        "Shmem": 77120,
-        "Slab": 402113,
-        "SwapTotal": 4194300,
-        "SwapFree": 4194300,
-    }
+        "MemTotal": gib << 20, "MemFree": gib << 18, "MemAvailable": gib * 3 << 18, "Buffers": 2204, "Cached": gib << 17,
+        "SwapCached": 0, "Dirty": 1204, "Writeback": 0, "AnonPages": gib << 19, "Shmem": 77120, "Slab": 402113,
+        "SwapTotal": 4194300, "SwapFree": 4194300,
+    }  # fmt: skip
     return {
         "proc/sys/kernel/osrelease": f"{kernel}\n",
         "proc/meminfo": "".join(f"{name + ':':<16}{size:>9} kB\n" for name, size in kib.items()) + "HugePages_Total:       0\nHugepagesize:       2048 kB\n",
@@ -227,25 +208,11 @@ def rhel8() -> dict[str, str]:
         | groups_v1("oom_kill 2\n")
     )
     files |= port("mlx5_0", "InfiniBand", "200 Gb/sec (4X HDR)")
-    files |= counted(
-        f"{ib}/counters",
-        PMA,
-        port_xmit_data=2880761508848,
-        port_rcv_data=18126345378,
-        port_xmit_packets=10907922116,
-        port_rcv_packets=541889824,
-        port_xmit_wait=4294967295,
-        link_downed=1,
-    )
-    files |= counted(
-        f"{ib}/hw_counters",
-        MLX5_QUEUE,
-        local_ack_timeout_err=131,
-        roce_adp_retrans=99,
-        packet_seq_err=1,
-        out_of_sequence=1,
-        rx_read_requests=3125,
-    ) | {f"{ib}/hw_counters/lifespan": "12\n"}
+    words = "port_xmit_data=2880761508848 port_rcv_data=18126345378 port_xmit_wait=4294967295 link_downed=1"
+    packets = "port_xmit_packets=10907922116 port_rcv_packets=541889824"
+    files |= counted(f"{ib}/counters", PMA, f"{words} {packets}")
+    errors = "local_ack_timeout_err=131 roce_adp_retrans=99 packet_seq_err=1 out_of_sequence=1 rx_read_requests=3125"
+    files |= counted(f"{ib}/hw_counters", MLX5_QUEUE, errors) | {f"{ib}/hw_counters/lifespan": "12\n"}
     for core in range(64):
         files[f"sys/devices/system/cpu/cpu{core}/cpufreq/scaling_cur_freq"] = "2593906\n"
         files[f"sys/devices/system/cpu/cpu{core}/cpufreq/cpuinfo_max_freq"] = "3200000\n"
@@ -259,11 +226,8 @@ def rhel8() -> dict[str, str]:
             f"{folder}/temp1_label": f"Package id {chip}\n",
             f"{folder}/temp1_crit": "100000\n",
         }
-        files |= counted(
-            f"sys/devices/system/edac/mc/mc{chip}",
-            "ce_count ce_noinfo_count ue_count ue_noinfo_count",
-            ce_count=262 * chip,
-        )
+        counts = "ce_count ce_noinfo_count ue_count ue_noinfo_count"
+        files |= counted(f"sys/devices/system/edac/mc/mc{chip}", counts, f"ce_count={262 * chip}")
     return files | {
         "proc/vmstat": table(VMSTAT_4_18, oom_kill=2, allocstall_normal=30, allocstall_movable=400, allocstall_dma=0, allocstall_dma32=0, pgmajfault=507162),
         "proc/diskstats": "   8       0 sda 25354637 34367663 1003346126 18492372 28444756 11134226 505697032 63877960 0 9653880 82621804 0 0 0 0\n   8       1 sda1 250 0 2000 36 0 0 0 0 0 36 36 0 0 0 0\n 253       0 dm-0 59910002 0 1003337218 46229572 39231014 0 505696880 1158557800 0 11325968 1206301256 0 0 0 0\n",
@@ -278,60 +242,37 @@ def roce_adapters() -> dict[str, str]:
     """RoCE of three makers, each with counters of its own."""
     mlx = "sys/class/infiniband/mlx5_0/ports/1"
     files = port("mlx5_0", "Ethernet", "200 Gb/sec (4X HDR)", "28.39.1002", "MT_0000000838")
-    files |= counted(
-        f"{mlx}/counters",
-        PMA + " unicast_rcv_packets multicast_rcv_packets",
-        port_xmit_data=80530636800,
-        port_rcv_data=80530636801,
-    )
-    files |= counted(
-        f"{mlx}/hw_counters",
-        f"{MLX5_QUEUE} {MLX5_CONGESTION}",
-        rp_cnp_handled=144,
-        np_ecn_marked_roce_packets=1543,
-        np_cnp_sent=1541,
-        rnr_nak_retry_err=1543,
-        local_ack_timeout_err=15,
-        roce_adp_retrans=148,
-    )
+    data = "port_xmit_data=80530636800 port_rcv_data=80530636801"
+    files |= counted(f"{mlx}/counters", f"{PMA} unicast_rcv_packets multicast_rcv_packets", data)
+    marked = "rp_cnp_handled=144 np_ecn_marked_roce_packets=1543 np_cnp_sent=1541"
+    errors = "rnr_nak_retry_err=1543 local_ack_timeout_err=15 roce_adp_retrans=148"
+    files |= counted(f"{mlx}/hw_counters", f"{MLX5_QUEUE} {MLX5_CONGESTION}", f"{marked} {errors}")
     files |= port("bnxt_re0", "Ethernet", "100 Gb/sec (4X EDR)", "230.0.157.0", "bnxt_re0")
-    files |= counted(
-        "sys/class/infiniband/bnxt_re0/ports/1/hw_counters",
-        BNXT_RE,
-        tx_bytes=402113344,
-        rx_bytes=402113345,
-        tx_pkts=98123,
-        rx_pkts=98124,
-        to_retransmits=7,
-        oos_drop_count=3,
-        tx_cnp_pkts=2,
-        rx_ecn_marked_pkts=4,
-    )
+    traffic = "tx_bytes=402113344 rx_bytes=402113345 tx_pkts=98123 rx_pkts=98124"
+    errors = "to_retransmits=7 oos_drop_count=3 tx_cnp_pkts=2 rx_ecn_marked_pkts=4"
+    files |= counted("sys/class/infiniband/bnxt_re0/ports/1/hw_counters", BNXT_RE, f"{traffic} {errors}")
     files |= port("irdma0", "Ethernet", "100 Gb/sec (4X EDR)", "1.71", "Intel IRDMA Board ID")
-    files |= counted(
-        "sys/class/infiniband/irdma0/ports/1/hw_counters",
-        "ip4InOctets ip4OutOctets cnpHandled cnpIgnored cnpSent RxECNMrkd lifespan",
-        ip4InOctets=9,
-        cnpSent=5,
-        RxECNMrkd=9,
-    )
-    return files
+    names = "ip4InOctets ip4OutOctets cnpHandled cnpIgnored cnpSent RxECNMrkd lifespan"
+    folder = "sys/class/infiniband/irdma0/ports/1/hw_counters"
+    return files | counted(folder, names, "ip4InOctets=9 cnpSent=5 RxECNMrkd=9")
 
 
 def groups_v2() -> dict[str, str]:
     """Slurm's groups of version 2: the job has the limit, what is below it none."""
     files = {}
     job = "system.slice/slurmstepd.scope/job_77"
-    for level, limit in (
-        (job, "137438953472"),
-        (f"{job}/step_0", "max"),
-        (f"{job}/step_0/user", "max"),
-        (f"{job}/step_0/user/task_0", "max"),
+    for below, limit in (
+        ("", "137438953472"),
+        ("/step_0", "max"),
+        ("/step_0/user", "max"),
+        ("/step_0/user/task_0", "max"),
     ):
-        files |= {f"cgroup/{level}/memory.current": "64424509440\n", f"cgroup/{level}/memory.max": f"{limit}\n"}
-        files |= {f"cgroup/{level}/memory.events": "low 0\nhigh 0\nmax 12\noom 0\noom_kill 0\noom_group_kill 0\n"}
+        folder = f"cgroup/{job}{below}"
         files |= {
-            f"cgroup/{level}/cpu.stat": "usage_usec 532675000\nuser_usec 512344000\nsystem_usec 20331000\ncore_sched.force_idle_usec 0\nnr_periods 0\nnr_throttled 0\nthrottled_usec 0\nnr_bursts 0\nburst_usec 0\n"
+            f"{folder}/memory.current": "64424509440\n",
+            f"{folder}/memory.max": f"{limit}\n",
+            f"{folder}/memory.events": "low 0\nhigh 0\nmax 12\noom 0\noom_kill 0\noom_group_kill 0\n",
+            f"{folder}/cpu.stat": "usage_usec 532675000\nuser_usec 512344000\nsystem_usec 20331000\ncore_sched.force_idle_usec 0\nnr_periods 0\nnr_throttled 0\nthrottled_usec 0\nnr_bursts 0\nburst_usec 0\n",
         }
     return files
 
@@ -367,20 +308,11 @@ def rhel7() -> dict[str, str]:
     files = common("3.10.0-1160.el7.x86_64", 64) | processors(8, 2, 15) | rank(groups, children=False) | groups_v1("")
     ib = "sys/class/infiniband/mlx4_0/ports/1"
     files |= port("mlx4_0", "InfiniBand", "40 Gb/sec (4X QDR)", "2.31.5050", "SM_1141000001000")
-    files |= counted(
-        f"{ib}/counters",
-        PMA.replace("port_xmit_wait ", ""),
-        port_xmit_data=4294967295,
-        port_rcv_data=4294967295,
-        link_error_recovery=255,
-        symbol_error=65535,
-    )
-    files |= counted(
-        f"{ib}/counters_ext",
-        "port_xmit_data_64 port_rcv_data_64 port_xmit_packets_64 port_rcv_packets_64 port_unicast_rcv_packets",
-        port_xmit_data_64=26509113295,
-        port_rcv_data_64=2221223609,
-    )
+    full = "port_xmit_data=4294967295 port_rcv_data=4294967295 link_error_recovery=255 symbol_error=65535"
+    files |= counted(f"{ib}/counters", PMA.replace("port_xmit_wait ", ""), full)
+    wide = "port_xmit_data_64 port_rcv_data_64 port_xmit_packets_64 port_rcv_packets_64 port_unicast_rcv_packets"
+    data = "port_xmit_data_64=26509113295 port_rcv_data_64=2221223609"
+    files |= counted(f"{ib}/counters_ext", wide, data)
     files |= numa(1, 64)
     return files | {
         "proc/vmstat": table(VMSTAT_3_10, allocstall=83165),
@@ -400,7 +332,8 @@ def whole() -> dict[str, str]:
     files |= {f"{job}/cpu.max": "800000 100000\n", f"{job}/pids.current": "120\n"}
     for size, pages in ((2048, 1024), (1_048_576, 0)):
         folder = f"sys/kernel/mm/hugepages/hugepages-{size}kB"
-        files |= counted(folder, "nr_hugepages free_hugepages resv_hugepages surplus_hugepages", nr_hugepages=pages)
+        names = "nr_hugepages free_hugepages resv_hugepages surplus_hugepages"
+        files |= counted(folder, names, f"nr_hugepages={pages}")
     return files
 
 

@@ -369,25 +369,22 @@ def a_process(proc: Path, **environ: str) -> Path:
     return proc
 
 
-def test_a_rank_says_its_pod_and_what_made_it(tmp_path: Path) -> None:
-    """The variables that its pod's template sets by the downward API."""
-    assert pod_of(a_process(tmp_path, PATH="/bin", **NAMED), 7) == POD
+@pytest.mark.parametrize(
+    ("pid", "environ", "found"),
+    [
+        (7, {"HINDMOST_POD_NAME": "train-worker-3"}, None),
+        (8, {}, None),
+        (7, {"HINDMOST_POD_NAMESPACE": "a" * 100_000}, wire.Pod(namespace="a" * LONGEST)),
+    ],
+    ids=["in none", "gone or out of reach", "a name that Kubernetes would refuse"],
+)
+def test_most_ranks_are_in_no_pod(tmp_path: Path, pid: int, environ: dict[str, str], found: wire.Pod | None) -> None:
+    """Without a namespace there is none. The job may set these variables to anything: a name is cut."""
+    assert pod_of(a_process(tmp_path, **environ), pid) == found
 
 
-def test_most_ranks_are_in_no_pod(tmp_path: Path) -> None:
-    """Without a namespace there is none; nor of a process that has ended, or is out of reach."""
-    assert pod_of(a_process(tmp_path, HINDMOST_POD_NAME="train-worker-3"), 7) is None
-    assert pod_of(tmp_path, 8) is None
-
-
-def test_a_name_is_cut_where_kubernetes_would_refuse_it(tmp_path: Path) -> None:
-    """The job may set these variables to anything."""
-    found = pod_of(a_process(tmp_path, HINDMOST_POD_NAMESPACE="a" * 100_000), 7)
-    assert found == wire.Pod(namespace="a" * LONGEST)
-
-
-def test_it_is_sent_with_the_rank(tmp_path: Path) -> None:
-    """In the definition of the rank, on the wire."""
+def test_a_rank_s_pod_and_what_made_it_are_sent_with_the_rank(tmp_path: Path) -> None:
+    """The variables that its pod's template sets by the downward API, on the wire."""
     builder = Builder("n0", a_process(tmp_path, **NAMED))
     ref = builder.rank(RankProcess("train", 3, 8, 0, 7, 1))
     (rank,) = wire.AgentMessage.FromString(builder.pack().definitions[ref]).definitions.ranks

@@ -127,15 +127,13 @@ def test_ranks_that_launched_more_wait_in_what_the_last_has_not_launched() -> No
     assert seen[547].communicators == [Communicator(WORLD, 1, 2, "nccl")]
 
 
-def test_nobody_is_last_where_a_rank_did_not_answer() -> None:
-    """That one may have launched fewest."""
-    found = [replace(one, missing=(2,)) for one in ras.parse_answer(answer("hang_json"))]
-    assert standing(found, [process(0, 546), process(1, 547)], {one.state: NS for one in found}) == {}
-
-
-def test_a_communicator_that_moves_does_not_stand() -> None:
-    """Collectives outpace answers: counts that differ once mean nothing."""
-    assert standing(ras.parse_answer(answer("hang_json")), [process(0, 546), process(1, 547)], {}) == {}
+@pytest.mark.parametrize(("missing", "stands"), [((2,), True), ((), False)], ids=["a rank did not answer", "it moves"])
+def test_nobody_is_last_where_that_is_not_sure(missing: tuple[int, ...], stands: bool) -> None:
+    """The rank that is missing may have launched fewest. Collectives outpace answers: counts that differ once mean
+    nothing."""
+    found = [replace(one, missing=missing) for one in ras.parse_answer(answer("hang_json"))]
+    since = {one.state: NS for one in found} if stands else {}
+    assert standing(found, [process(0, 546), process(1, 547)], since) == {}
 
 
 def test_unlisted_ranks_are_known_by_their_number_in_the_whole_job() -> None:

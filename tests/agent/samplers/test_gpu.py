@@ -206,16 +206,6 @@ def test_instances_of_a_divided_gpu_are_named(gpu_host: Host, nvml: Any) -> None
     assert len(found) == 4
 
 
-def test_xid_errors_are_counted_by_number(gpu_host: Host, nvml: Any) -> None:
-    """Two of one kind and one of another, each read once and counted on."""
-    sampler = NvidiaHealth(gpu_host)
-    read_gpu(sampler)
-    nvml.xids += [(0, 79), (0, 79), (1, 63)]
-    found = read_gpu(sampler)
-    assert (found["xid_errors_total", "GPU-00000000", "79"], found["xid_errors_total", "GPU-00000001", "63"]) == (2, 1)
-    assert read_gpu(sampler)["xid_errors_total", "GPU-00000000", "79"] == 2
-
-
 def test_the_first_xid_is_an_increase(gpu_host: Host, nvml: Any) -> None:
     """A GPU that is listened to has 0 from the start, whatever number comes; one that cannot tell has no value."""
     nvml.fails["nvmlDeviceRegisterEvents"] = {1: 3}  # not supported
@@ -227,13 +217,16 @@ def test_the_first_xid_is_an_increase(gpu_host: Host, nvml: Any) -> None:
     assert read_gpu(sampler)["all_xid_errors_total", "GPU-00000000"] == 2
 
 
-def test_the_xid_of_a_gpu_that_fell_off_the_bus_is_counted(gpu_host: Host, nvml: Any) -> None:
-    """XID 79: the GPU does not say its UUID any more, but its handle is known; later ones of others are heard too."""
+@pytest.mark.parametrize("silent", [{}, {0: 15, 2: 15}], ids=["all answer", "off the bus"])
+def test_xid_errors_are_counted_by_number(gpu_host: Host, nvml: Any, silent: dict[int, int]) -> None:
+    """Each is read once and counted on. With XID 79 a GPU does not say its UUID any more, but its handle is known;
+    later ones of others are heard too."""
     sampler = NvidiaHealth(gpu_host)
-    nvml.fails["nvmlDeviceGetUUID"] = {0: 15, 2: 15}
-    nvml.xids += [(0, 79), (1, 63)]
+    nvml.fails["nvmlDeviceGetUUID"] = silent
+    nvml.xids += [(0, 79), (0, 79), (1, 63)]
     found = read_gpu(sampler)
-    assert (found["xid_errors_total", "GPU-00000000", "79"], found["xid_errors_total", "GPU-00000001", "63"]) == (1, 1)
+    assert (found["xid_errors_total", "GPU-00000000", "79"], found["xid_errors_total", "GPU-00000001", "63"]) == (2, 1)
+    assert read_gpu(sampler)["xid_errors_total", "GPU-00000000", "79"] == 2
 
 
 def test_xids_are_heard_again_after_an_error(gpu_host: Host, nvml: Any, caplog: pytest.LogCaptureFixture) -> None:

@@ -108,27 +108,21 @@ def rank_and_worker(host: Host, io: str) -> Path:
     return folder
 
 
-def test_reads_of_a_worker_count_once_before_and_after_it_is_waited_for(host: Host) -> None:
-    """The kernel adds an ended child's reads to its parent's, once that has waited for it."""
+@pytest.mark.parametrize(("waited_for", "looks", "own", "all_of_it"), [(True, 1, "41", 41), (False, 2, "17", 47)])
+def test_reads_of_a_worker_count_once_before_and_after_it_ends(
+    host: Host, waited_for: bool, looks: int, own: str, all_of_it: int
+) -> None:
+    """The kernel adds an ended child's reads to its parent's, once that has waited for it: none that ignores SIGCHLD
+    ever does."""
     folder = rank_and_worker(host, IO.replace("7", "30"))
     sampler, of = ProcessChildren(host), ("hindmost_process_read_calls_total", "j", "0")
     assert read(sampler)[of] == 37
-    thread(folder, PID, "python", 100, 0.0)
+    if waited_for:
+        thread(folder, PID, "python", 100, 0.0)
     gone(host.proc / "5000")
-    assert read(sampler)[of] == 37
-    write(folder, {"io": IO.replace("7", "41")})
-    assert read(sampler)[of] == 41
-
-
-def test_reads_are_counted_on_after_a_worker_that_is_never_waited_for(host: Host) -> None:
-    """The kernel adds nothing to a rank that ignores SIGCHLD."""
-    folder = rank_and_worker(host, IO.replace("7", "30"))
-    sampler, of = ProcessChildren(host), ("hindmost_process_read_calls_total", "j", "0")
-    read(sampler)
-    gone(host.proc / "5000")
-    assert [read(sampler)[of] for _ in range(2)] == [37, 37]
-    write(folder, {"io": IO.replace("7", "17")})
-    assert read(sampler)[of] == 47
+    assert [read(sampler)[of] for _ in range(looks)] == [37] * looks
+    write(folder, {"io": IO.replace("7", own)})
+    assert read(sampler)[of] == all_of_it
 
 
 def test_a_worker_whose_reads_are_out_of_reach_hides_none_of_its_rank(host: Host) -> None:
