@@ -1,8 +1,19 @@
-"""What a page that is one file holds inside."""
+"""Pages: what is at an address, and what one that is one file holds inside."""
 
 import json
 import re
+import urllib.error
+import urllib.request
 from typing import Any
+
+
+def fetched(url: str, headers: dict[str, str] | None = None) -> tuple[int, str]:
+    """Status and text."""
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, headers=headers or {}), timeout=200) as answer:  # noqa: S310 - loopback
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
 
 
 def inside(document: str) -> dict[str, Any]:

@@ -17,13 +17,7 @@ from hindmost_agent.sampler import Host
 from tests.agent import typical_nodes
 from tests.agent.nvml_recording import PlayedNvml
 
-
-class NVMLError(Exception):
-    """As pynvml raises it."""
-
-    def __init__(self, value: int) -> None:
-        super().__init__(f"NVML error {value}")
-        self.value = value
+NVMLError = PlayedNvml.NVMLError
 
 
 def ns(**fields: Any) -> SimpleNamespace:

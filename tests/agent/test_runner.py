@@ -16,18 +16,7 @@ from hindmost_agent.sampler import NS, Absent, Host, Sampler, Series, TableSampl
 from hindmost_agent.samplers.disk import Disk
 from hindmost_proto import telemetry_pb2 as wire
 
-VALUE = gauge("hindmost_node_test_value_bytes", "A value.")
-
-
-class Steady(Sampler):
-    name, source, metrics = "steady", "nowhere", (VALUE,)
-
-    def __init__(self, host: Host) -> None:
-        super().__init__(host)
-        self.series = (series(VALUE),)
-
-    def sample(self) -> list[float]:
-        return [1.0]
+from tests.agent.readings import VALUE, Steady
 
 
 class Slow(Steady):

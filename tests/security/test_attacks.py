@@ -9,8 +9,6 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from hashlib import blake2b
 from pathlib import Path
@@ -25,6 +23,7 @@ from hindmost_proto import METHOD
 from hindmost_proto import telemetry_pb2 as wire
 from hindmost_proto.address import parse
 
+from tests.pages import fetched
 from tests.security.conftest import SECRET, greeted, hello_of
 from tests.waiting import PATIENCE_S
 
@@ -119,12 +118,7 @@ class Target:
 
     def get(self, path: str, headers: dict[str, str]) -> tuple[int, str]:
         """Status and body of a request."""
-        request = urllib.request.Request(f"http://{self.http}{path}", headers=headers)
-        try:
-            with urllib.request.urlopen(request) as answer:  # noqa: S310 - loopback
-                return answer.status, answer.read().decode()
-        except urllib.error.HTTPError as error:
-            return error.code, error.read().decode()
+        return fetched(f"http://{self.http}{path}", headers)
 
     def raw(self, content: bytes, port: str = "") -> bytes:
         """What comes back for these bytes until the connection is closed."""

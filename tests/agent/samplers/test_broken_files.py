@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from hindmost_agent import samplers
 from hindmost_agent.runner import Runner
-from hindmost_agent.sampler import NS, Host, Sampler, gauge, series
+from hindmost_agent.sampler import NS, Host, Sampler
 
 from tests.agent import typical_nodes
 from tests.agent.conftest import FakeNvml, whole_node
+from tests.agent.readings import Steady
 
-VALUE = gauge("hindmost_node_test_bystander_bytes", "A value.")
 NUMBER = re.compile(rb"\d+")
 ENDLESS = b"9" * (5 << 20)
 #: Reads in a row that a device answers with damage; then it has nothing more to say, as a real one at some time.
@@ -82,19 +82,9 @@ def damage(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Callable[[bytes], b
     done.clear()
 
 
-class Bystander(Sampler):
-    """A source that has nothing to do with files."""
-
-    name, source, metrics = "bystander", "nowhere", (VALUE,)
-    series = (series(VALUE),)
-
-    def sample(self) -> list[float]:
-        return [1.0]
-
-
 def with_bystander(host: Host, *kinds: type[Sampler]) -> Runner:
     """These samplers, and one that must be read whatever happens to them."""
-    return Runner({kind.name: kind for kind in (*kinds, Bystander)}, host, NS)
+    return Runner({kind.name: kind for kind in (*kinds, Steady)}, host, NS)
 
 
 def survives(runner: Runner, now_ns: int) -> None:
@@ -102,7 +92,7 @@ def survives(runner: Runner, now_ns: int) -> None:
     counts = runner.host.counts
     before = counts.errors.copy()
     readings = {reading.sampler: reading for reading in runner.run(now_ns)}
-    assert readings["bystander"].values == [1.0]
+    assert readings["steady"].values == [1.0]
     for reading in readings.values():
         assert len(array("d", reading.values)) == len(reading.series), reading.sampler
     failed = {name for name, success in counts.success.items() if not success}

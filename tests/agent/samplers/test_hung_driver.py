@@ -10,24 +10,14 @@ from typing import Any
 import pytest
 from hindmost_agent import samplers
 from hindmost_agent.runner import Runner
-from hindmost_agent.sampler import NS, Host, Reading, Sampler, gauge, series
+from hindmost_agent.sampler import NS, Host, Reading
 
 from tests.agent.conftest import ANSWERS, FakeNvml
+from tests.agent.readings import Steady
 
-VALUE = gauge("hindmost_node_test_beside_bytes", "A value.")
 FIRST, SECOND = "GPU-00000000", "GPU-00000001"
 #: A tick waits so long for a driver that answers; for one that does not, the tests do not wait.
 PATIENT = 300.0
-
-
-class Node(Sampler):
-    """A source of the node that has nothing to do with GPUs."""
-
-    name, source, metrics = "node", "nowhere", (VALUE,)
-    series = (series(VALUE),)
-
-    def sample(self) -> list[float]:
-        return [1.0]
 
 
 @pytest.fixture
@@ -40,7 +30,7 @@ def free(nvml: Any) -> Iterator[threading.Event]:
 
 def made(host: Host, *names: str) -> Runner:
     kinds = {name: samplers.load()[name] for name in names}
-    return Runner({**kinds, "node": Node}, host, 100 * NS, patience_s=PATIENT)
+    return Runner({**kinds, "steady": Steady}, host, 100 * NS, patience_s=PATIENT)
 
 
 def at(runner: Runner, second: int, *, patiently: bool = True) -> dict[str, Reading]:
@@ -65,7 +55,7 @@ def hang(runner: Runner, nvml: Any, call: str, free: threading.Event, gpu: int =
     nvml.blocks[call] = gpu, free
     at(runner, 100, patiently=False)
     assert nvml.blocked.wait(PATIENT)
-    assert set(at(runner, 101, patiently=False)) == {"node"}
+    assert set(at(runner, 101, patiently=False)) == {"steady"}
 
 
 def hang_for_long(runner: Runner, nvml: Any, free: threading.Event) -> threading.Thread:
@@ -88,8 +78,8 @@ def test_a_call_that_never_returns_keeps_no_tick(gpu_host: Host, nvml: Any, free
     """The rest of the node is read on, and no value of a GPU is shown that is not of now."""
     runner = made(gpu_host, "nvidia", "nvidia_state")
     hang(runner, nvml, "nvmlDeviceGetPowerUsage", free)
-    assert set(runner.latest) == {"node"}
-    assert gpu_host.counts.success == {"node": 1, "nvidia": 0, "nvidia_state": 0}
+    assert set(runner.latest) == {"steady"}
+    assert gpu_host.counts.success == {"steady": 1, "nvidia": 0, "nvidia_state": 0}
 
 
 def test_a_hung_gpu_is_down(gpu_host: Host, nvml: Any, free: threading.Event, caplog: pytest.LogCaptureFixture) -> None:
@@ -130,14 +120,14 @@ def test_a_driver_that_is_being_loaded_has_not_failed(
     runner = made(gpu_host, "nvidia", "nvidia_state")
     nvml.blocks["nvmlInit"] = 0, free
     for second in (0, 1, 5):
-        assert set(at(runner, second, patiently=False)) == {"node"}
+        assert set(at(runner, second, patiently=False)) == {"steady"}
         assert nvml.blocked.wait(PATIENT)
-        assert (gpu_host.counts.success, +gpu_host.counts.errors) == ({"node": 1}, {})
+        assert (gpu_host.counts.success, +gpu_host.counts.errors) == ({"steady": 1}, {})
     if comes:
         free.set()
         answered(runner)
     at(runner, 12)
-    assert gpu_host.counts.success == {"node": 1, "nvidia": int(comes), "nvidia_state": int(comes)}
+    assert gpu_host.counts.success == {"steady": 1, "nvidia": int(comes), "nvidia_state": int(comes)}
     assert +gpu_host.counts.errors == ({} if comes else {"nvidia": 1})
     assert [record.levelname for record in caplog.records] == ([] if comes else ["WARNING"])
 
@@ -193,7 +183,7 @@ def test_an_answer_that_comes_late_is_taken_at_the_next_tick(gpu_host: Host, nvm
     """A driver that takes seconds to load is slow, not lost; no two values are of one moment."""
     runner = made(gpu_host, "nvidia")
     nvml.blocks["nvmlInit"] = 0, free
-    assert set(at(runner, 0, patiently=False)) == {"node"}
+    assert set(at(runner, 0, patiently=False)) == {"steady"}
     free.set()
     answered(runner)
     runner.drivers["GPU"].patience_s = PATIENT
@@ -225,7 +215,7 @@ def test_a_driver_that_does_not_even_load_is_said_once(
     runner = made(gpu_host, "nvidia", "nvidia_state")
     nvml.blocks["nvmlInit"] = 0, free
     for second in range(0, 60, 5):
-        assert set(at(runner, second, patiently=False)) == {"node"}
+        assert set(at(runner, second, patiently=False)) == {"steady"}
     assert len(set(threads()) - before) == 1
     assert (len(caplog.records), +gpu_host.counts.errors) == (1, {"nvidia": 1})
 
@@ -265,8 +255,8 @@ def test_a_hang_in_any_call_stops_one(gpu_host: Host, nvml: Any, free: threading
     for second in (2, 13, 100, 200):
         found = at(runner, second)
     assert gpus(found["nvidia"], "up")[SECOND] == 1
-    assert set(runner.latest) >= {*names, "node"} - {"nvidia_processes"}  # no rank is on a GPU here
-    assert gpu_host.counts.success == dict.fromkeys((*names, "node"), 1)
+    assert set(runner.latest) >= {*names, "steady"} - {"nvidia_processes"}  # no rank is on a GPU here
+    assert gpu_host.counts.success == dict.fromkeys((*names, "steady"), 1)
 
 
 def test_a_nameless_gpu_that_hangs_takes_no_other_along(gpu_host: Host, nvml: Any, free: threading.Event) -> None:
@@ -314,13 +304,13 @@ def test_an_adapter_that_hangs_stops_neither_the_node_nor_its_gpus(
 ) -> None:
     """Reading its counters waits for its firmware: each driver has a thread of its own."""
     runner = made(node, "nvidia", "infiniband")
-    assert set(at(runner, 0)) == {"infiniband", "node", "nvidia"}
+    assert set(at(runner, 0)) == {"infiniband", "steady", "nvidia"}
     sampler = samplers.load()["infiniband"]
     monkeypatch.setattr(sampler, "sample", lambda _: free.wait(300) and [])
     runner.drivers["adapter"].patience_s = 0
     for second in (100, 101, 112, 123):
         found = {reading.sampler for reading in runner.run(second * NS, everything=True)}
-        assert found == {"node", "nvidia"}
+        assert found == {"steady", "nvidia"}
     assert node.counts.success["infiniband"] == 0
     assert [record.message for record in caplog.records] == [
         "the adapter driver has not answered infiniband for 10 s: it is not sampled until it does"

@@ -35,7 +35,7 @@ KEYS = {
 
 
 class Client(FakeAgent):
-    """An agent that comes back by itself; ``address`` says where the collector is now."""
+    """An agent that comes back when it is cut off; ``address`` says where the collector is now."""
 
     waits, lost = False, 0
 

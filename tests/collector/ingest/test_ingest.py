@@ -2,9 +2,7 @@
 
 import asyncio
 import json
-import urllib.request
 
-import duckdb
 import grpc
 import numpy as np
 import pytest
@@ -13,17 +11,8 @@ from hindmost_collector.store.parquet.store import read_run
 from hindmost_judge.judge import judge
 from hindmost_proto import telemetry_pb2 as wire
 
-
-def steps(directory):
-    """``(rank, step)`` of every stored step."""
-    stored = duckdb.read_parquet(f"{directory}/segments/steps/*.parquet")
-    return stored.project("rank, step").order("rank, step").fetchall()
-
-
-def get(url):
-    """The body at ``url``."""
-    with urllib.request.urlopen(url, timeout=200) as answer:  # noqa: S310 - our own loopback
-        return answer.read()
+from tests.collector.stored import steps
+from tests.pages import fetched
 
 
 async def test_rows_come_back_as_sent(collecting, fake_agent, tmp_path):
@@ -213,12 +202,12 @@ async def test_metrics_page(collecting, fake_agent, tmp_path):
         await agent.connect()
         await agent.deliver(range(10), slow_rank=2)
         url = f"http://{collector.addresses['http']}"
-        pages = [await asyncio.to_thread(get, url + path) for path in ("/metrics", "/api/jobs", "/", "/readyz")]
+        pages = [await asyncio.to_thread(fetched, url + path) for path in ("/metrics", "/api/jobs", "/", "/readyz")]
         await agent.close()
-        metrics, jobs, page, ready = pages
+    metrics, jobs, page, ready = (text for _, text in pages)
     found = {
         (sample.name, *sorted(sample.labels.items())): sample.value
-        for family in text_string_to_metric_families(metrics.decode())
+        for family in text_string_to_metric_families(metrics)
         for sample in family.samples
     }
     assert found["hindmost_rank_wait_seconds_total", ("job_id", "j"), ("rank", "0")] == pytest.approx(0.04)
@@ -228,5 +217,5 @@ async def test_metrics_page(collecting, fake_agent, tmp_path):
     assert found["hindmost_node_cpu_seconds_total", ("mode", "user"), ("node", "n0")] == 9
     assert ("hindmost_rank_phase_seconds_total", ("job_id", "j"), ("phase", "input"), ("rank", "0")) not in found
     assert json.loads(jobs)[0]["last_step"] == 9
-    assert b"hindmost" in page
-    assert ready == b"ready\n"
+    assert "hindmost" in page
+    assert ready == "ready\n"

@@ -6,10 +6,7 @@ import contextlib
 import json
 import logging
 import time
-import urllib.error
-import urllib.request
 
-import duckdb
 import grpc
 import pytest
 from hindmost.errors import UsageError
@@ -21,6 +18,8 @@ from hindmost_collector.simulate.stream import open_stream
 from hindmost_proto import METHOD, retry
 from hindmost_proto import telemetry_pb2 as wire
 
+from tests.collector import stored
+from tests.pages import fetched
 from tests.waiting import PATIENCE_S, until
 
 STEPS = 30
@@ -50,12 +49,6 @@ async def deliver(agent, addresses, steps, moment=None):
     assert not agent.kept
 
 
-def counted(folder):
-    """``(rank, rows, distinct steps)`` of every rank that the run directory holds."""
-    stored = duckdb.read_parquet(f"{folder}/segments/steps/*.parquet")
-    return stored.aggregate("rank, count(*), count(distinct step)").order("rank").fetchall()
-
-
 @pytest.mark.torture
 async def test_relay_killed_loses_and_doubles_nothing(collector_process, fake_agent, tmp_path):
     """One job over two relays, one of which is killed: every step of every rank is stored once, and rank 3 is named."""
@@ -70,7 +63,7 @@ async def test_relay_killed_loses_and_doubles_nothing(collector_process, fake_ag
 
     agents = [fake_agent.of_several(number) for number in range(2)]
     await asyncio.gather(deliver(agents[0], addresses, steps, killing), deliver(agents[1], addresses[::-1], steps))
-    assert counted(tmp_path) == [(rank, STEPS, STEPS) for rank in range(4)]
+    assert stored.steps(tmp_path) == [(rank, step) for rank in range(4) for step in steps]
     collector.popen.stdin.close()
     assert collector.popen.wait(300) == 0
     report = json.loads((tmp_path / "report.json").read_text())
@@ -109,9 +102,8 @@ def test_collector_killed_behind_a_relay(collector_process, fake_agent, tmp_path
             collector_process("--out", tmp_path, "--http", "none", "--listen", where)
 
     asyncio.run(deliver(fake_agent(""), [relay.addresses["grpc"]], range(16), restarting))
-    assert counted(tmp_path) == [(rank, 16, 16) for rank in range(2)]
-    with urllib.request.urlopen(f"http://{relay.addresses['http']}/metrics", timeout=200) as answer:
-        page = answer.read().decode()
+    assert stored.steps(tmp_path) == [(rank, step) for rank in range(2) for step in range(16)]
+    _, page = fetched(f"http://{relay.addresses['http']}/metrics")
     assert f'hindmost_collector_relay_connected{{collector="{where}"}} 1' in page
 
 
@@ -125,9 +117,7 @@ async def test_relay_without_its_collector_takes_nothing(collector_process, fake
             await agent.connect()
     finally:
         await agent.close()
-    with pytest.raises(urllib.error.HTTPError) as caught:
-        urllib.request.urlopen(f"http://{relay.addresses['http']}/readyz", timeout=200)
-    assert caught.value.read() == b"out of reach: 127.0.0.1:1\n"
+    assert fetched(f"http://{relay.addresses['http']}/readyz") == (503, "out of reach: 127.0.0.1:1\n")
 
 
 @pytest.mark.torture
@@ -152,7 +142,7 @@ async def test_garbage_ends_only_its_own_stream(collector_process, fake_agent, t
         assert await call.code() != grpc.StatusCode.OK
     await good.deliver([1])
     await good.close()
-    assert counted(tmp_path) == [(0, 2, 2), (1, 2, 2)]
+    assert stored.steps(tmp_path) == [(0, 0), (0, 1), (1, 0), (1, 1)]
 
 
 def test_framing_is_protobuf_s():

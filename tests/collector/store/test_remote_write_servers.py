@@ -5,14 +5,14 @@ import contextlib
 import json
 import math
 import subprocess
-import time
 import urllib.parse
 import urllib.request
 
 import pytest
 from hindmost_collector.store.parquet.store import read_run
 
-from tests.servers import START_S, free_port, until_it_answers
+from tests.servers import free_port, until_it_answers
+from tests.waiting import until
 
 STEPS = 12
 
@@ -78,16 +78,6 @@ async def test_read_back_equal(server, collecting, fake_agent, tmp_path):
     assert len(stored) == STEPS
     with contextlib.suppress(OSError), urllib.request.urlopen(f"{server}/internal/force_flush", timeout=200):  # noqa: S310
         pass  # VictoriaMetrics shows what it has a few seconds later otherwise; Prometheus knows no such page
-    assert until(lambda: raw(server, f'{name}{{node="n0",mode="user"}}'), stored) == stored
-    last = until(
-        lambda: [one[1] for one in raw(server, 'hindmost_rank_steps_total{job_id="j",rank="1"}')][-1:], [STEPS]
-    )
-    assert last == [STEPS]
-
-
-def until(ask, wanted):
-    """The answer once it is the one that is wanted; the last one when time is up."""
-    deadline = time.monotonic() + START_S
-    while (answer := ask()) != wanted and time.monotonic() < deadline:
-        time.sleep(0.2)
-    return answer
+    await until(lambda: raw(server, f'{name}{{node="n0",mode="user"}}') == stored)
+    steps = 'hindmost_rank_steps_total{job_id="j",rank="1"}'
+    await until(lambda: [value for _, value in raw(server, steps)][-1:] == [STEPS])

@@ -1,8 +1,6 @@
 """A store that is away when the collector starts: waited for in the open, and given up only where that helps."""
 
 import asyncio
-import urllib.error
-import urllib.request
 
 import pytest
 from hindmost.errors import HindmostError
@@ -11,16 +9,8 @@ from hindmost_collector.main import open_store
 from hindmost_collector.options import Options
 from hindmost_collector.store.clickhouse.client import Unreachable
 
+from tests.pages import fetched
 from tests.waiting import until
-
-
-def fetched(address, path):
-    """Status and text of a page."""
-    try:
-        with urllib.request.urlopen(f"http://{address}{path}", timeout=200) as answer:
-            return answer.status, answer.read().decode()
-    except urllib.error.HTTPError as error:
-        return error.code, error.read().decode()
 
 
 @pytest.fixture(autouse=True)
@@ -56,7 +46,9 @@ async def test_readiness_says_what_it_waits_for(tmp_path, pages, caplog):
     options = Options(http="127.0.0.1:0", store=str(tmp_path))
     waiting = asyncio.create_task(main.store_and_page(options, asyncio.Event(), opened))
     await until(lambda: pages)
-    seen = [await asyncio.to_thread(fetched, pages[0], path) for path in ("/healthz", "/readyz", "/metrics")]
+    seen = [
+        await asyncio.to_thread(fetched, f"http://{pages[0]}{path}") for path in ("/healthz", "/readyz", "/metrics")
+    ]
     away[0] = False
     store, page = await waiting
     page.close()
@@ -90,7 +82,7 @@ async def test_the_same_page_then_shows_the_collector(tmp_path, pages, monkeypat
     await until(lambda: pages)
     ready = (503, "")
     while ready[0] != 200:
-        ready = await asyncio.to_thread(fetched, pages[0], "/readyz")
+        ready = await asyncio.to_thread(fetched, f"http://{pages[0]}/readyz")
     stopped.set()
     assert (ready, await served) == ((200, "ready\n"), 0)
     assert pages[0] in capsys.readouterr().out
@@ -110,7 +102,7 @@ async def test_stopped_while_it_waits_it_leaves(pages, monkeypatch):
     stopped.set()
     assert (await served) == 0
     with pytest.raises(OSError, match="refused"):
-        urllib.request.urlopen(f"http://{pages[0]}/healthz", timeout=200)
+        fetched(f"http://{pages[0]}/healthz")
 
 
 @pytest.mark.parametrize(

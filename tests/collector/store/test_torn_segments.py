@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 import time
-import urllib.request
 
 import hindmost_cli
 import hindmost_collector
@@ -23,6 +22,8 @@ from hindmost_collector.store.parquet.compaction import LEAST_SEGMENTS, Retentio
 from hindmost_collector.store.parquet.journal import Journal
 from hindmost_collector.store.parquet.run_directory import read_together
 from hindmost_collector.store.parquet.store import ParquetStore, read_run
+
+from tests.pages import fetched
 
 pytestmark = pytest.mark.torture
 
@@ -106,8 +107,7 @@ async def test_operators_learn_where_it_lies(store, collecting, tmp_path, caplog
     store.close()
 
     def look(collector):
-        with urllib.request.urlopen(f"http://{collector.addresses['http']}/readyz") as answer:
-            ready = answer.read().decode()
+        _, ready = fetched(f"http://{collector.addresses['http']}/readyz")
         return ready, re.findall(
             rb"^hindmost_collector_torn_segments (.*)$", collector.endpoints.metrics(), re.MULTILINE
         )
