@@ -15,8 +15,6 @@ from hindmost_collector.simulate.scenario import Fault, Noise, Scenario, Truth
 if TYPE_CHECKING:
     from hindmost_judge.model import Run
 
-    from hindmost_collector.simulate.engine import Draws
-
 __all__ = ["Fault", "Noise", "Scenario", "Simulated", "Truth", "simulate"]
 
 
@@ -37,11 +35,11 @@ def simulate(scenario: Scenario, metrics: bool = True) -> Simulated:
     """Record one job. The truth's costs come from the same job and noise without its faults."""
     draws = draw(scenario)
     timing = engine.run(scenario, draws, scenario.faults)
-    return Simulated(record(scenario, draws, timing, metrics), partial(_truth, scenario, draws, timing))
+    return Simulated(record(timing, metrics), partial(_truth, timing))
 
 
-def _truth(scenario: Scenario, draws: Draws, timing: engine.Timing) -> Truth:
-    faults = scenario.faults
+def _truth(timing: engine.Timing) -> Truth:
+    scenario, draws, faults = timing.scenario, timing.draws, timing.scenario.faults
     total = int(timing.finish[-1].max())
     active = engine.activity(scenario, draws, faults)
 

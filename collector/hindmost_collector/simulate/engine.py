@@ -7,15 +7,16 @@ an operation, or comes with another.
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cache, reduce
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from hindmost_collector.simulate.scenario import ON_GPU, ON_HOST, Fault, Scenario
+from hindmost_collector.simulate.scenario import ON_GPU, ON_HOST, STOPS, Fault, Scenario
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 
@@ -153,7 +154,7 @@ class Draws:
 
 def draw(scenario: Scenario) -> Draws:
     random = np.random.default_rng([scenario.seed, 0x48494E44])
-    noise, steps, ranks, intervals = scenario.noise, scenario.steps, scenario.ranks, stretches(scenario)
+    noise, steps, ranks, intervals = scenario.noise, scenario.steps, scenario.ranks, len(computing(scenario))
     between = 1 + noise.between_ranks * np.clip(random.standard_normal(ranks), -2.5, 2.5)
     wander = _wandering(random, steps, ranks, noise.wandering, noise.wandering_memory)
     jitter = np.exp(noise.each_stretch * random.standard_normal((steps, ranks, intervals), dtype=np.float32))
@@ -265,15 +266,17 @@ LEAVING_NS = 3_000.0
 
 @dataclass
 class Timing:
-    """When everything happened, ns from the run's begin on a clock that all share.
+    """A job as it went: when everything happened, ns from the run's begin on a clock that all share.
 
     Arrays are [S, R]; ``start`` and ``end`` [S, C, R] are of the ``collectives`` that each step has,
     ``transfer_start`` and ``transfer_end`` [S, P, D] of its ``transfers`` in D replicas.
     """
 
+    scenario: Scenario
+    draws: Draws
+    groups: dict[str, Groups]
     begin: Array
     finish: Array
-    issued: Array
     host: dict[str, Array]
     gpu: dict[str, Array]
     collectives: list[Collective]
@@ -283,58 +286,21 @@ class Timing:
     transfer_start: Array
     transfer_end: Array
 
+    def acting(self, cause: str) -> Array:
+        """[S, R] size of the scenario's faults of that cause, in each step on each rank."""
+        return acting(self.scenario, self.draws, self.scenario.faults, (cause,))
 
-@dataclass(frozen=True)
-class Plan:
-    """What every step takes on top of what comes before it. Arrays of ns are [S, R] unless said otherwise."""
-
-    scenario: Scenario
-    groups: dict[str, Groups]
-    items: list[Item]
-    #: [K] of each computing interval its share of the step's computing.
-    shares: Array
-    #: What faults of GPUs add to the computing of a step.
-    slower: Array
-    #: On the host, by what it does, before the first launch; and the copy to the GPU.
-    host: dict[str, Array]
-    h2d: Array
-    #: [S, C] of each collective's transfer, and what slow links add to each of the kind of group ``slow_groups``.
-    took: Array
-    slow_groups: str
-    slow: Array
-
-    @classmethod
-    def of(cls, scenario: Scenario, draws: Draws, faults: Sequence[Fault]) -> Plan:
-        """``faults`` may be fewer than the scenario's: what a repair leaves."""
-        items, known = program(scenario), groups(scenario)
-        own = [item.share for item in items if isinstance(item, Compute)]
-        micro = scenario.microbatches if scenario.layout == "pp_dp" else 0
-        shares = np.array([FORWARD / max(micro, 1)] * micro + [BACKWARD / max(micro, 1)] * micro + own)
-        active = activity(scenario, draws, faults)
-        slower = np.zeros((scenario.steps, scenario.ranks))
-        for row, fault in enumerate(faults):
-            if fault.cause in ON_GPU:
-                slower[np.ix_(active[row], list(fault.ranks))] += fault.size * scenario.step_ms * 1e6
-        host = _on_host(scenario, draws, faults, active)
-        h2d = host.pop("h2d")
-        calls = [item for item in items if isinstance(item, Collective)]
-        share = scenario.transfer_share * np.array([item.share for item in calls])
-        drawn = np.minimum(np.arange(len(calls)), draws.transfer.shape[1] - 1)
-        took = share * draws.transfer[:, drawn] * scenario.step_ms * 1e6
-        slow_groups = "data" if "data" in known else "world"
-        slow = np.zeros((scenario.steps, scenario.ranks))
-        for row, fault in enumerate(faults):
-            if fault.cause == "network":
-                member, count = known[slow_groups].member, sum(item.groups == slow_groups for item in calls)
-                hit = np.isin(member, member[list(fault.ranks)])
-                slow[np.ix_(active[row], hit)] += fault.size * scenario.step_ms * 1e6 / count
-        return cls(scenario, known, items, shares, slower, host, h2d, took, slow_groups, slow)
+    @property
+    def stopped_ns(self) -> int:
+        """When all ranks are inside an operation that does not end: the planned end of the step."""
+        return int(self.finish[self.scenario.whole_steps].max())
 
 
-def stretches(scenario: Scenario) -> int:
-    """How many computing intervals a step has."""
-    own = sum(isinstance(item, Compute) for item in program(scenario))
-    return own + (2 * scenario.microbatches if scenario.layout == "pp_dp" else 0)
+def computing(scenario: Scenario) -> Array:
+    """[K] the share of each computing interval in a step's computing, micro-batches first."""
+    micro = scenario.microbatches if scenario.layout == "pp_dp" else 0
+    own = [item.share for item in program(scenario) if isinstance(item, Compute)]
+    return np.array([FORWARD / max(micro, 1)] * micro + [BACKWARD / max(micro, 1)] * micro + own)
 
 
 def activity(scenario: Scenario, draws: Draws, faults: Sequence[Fault]) -> Array:
@@ -348,83 +314,98 @@ def activity(scenario: Scenario, draws: Draws, faults: Sequence[Fault]) -> Array
     return out
 
 
-def acting(scenario: Scenario, draws: Draws, cause: str) -> Array:
-    """[S, R] size of the scenario's faults of that cause, in each step on each rank."""
+def acting(
+    scenario: Scenario, draws: Draws, faults: Sequence[Fault], causes: Collection[str], met: Groups | None = None
+) -> Array:
+    """[S, R] size of the faults of these causes, in each step on each rank, or on all that ``met`` one of theirs."""
     out = np.zeros((scenario.steps, scenario.ranks))
-    active = activity(scenario, draws, scenario.faults)
-    for row, fault in enumerate(scenario.faults):
-        if fault.cause == cause:
-            out[np.ix_(active[row], list(fault.ranks))] += fault.size
+    for active, fault in zip(activity(scenario, draws, faults), faults, strict=True):
+        if fault.cause in causes:
+            ranks = list(fault.ranks)
+            hit = ranks if met is None else np.flatnonzero(np.isin(met.member, met.member[ranks]))
+            out[np.ix_(active, hit)] += fault.size
     return out
 
 
 def run(scenario: Scenario, draws: Draws, faults: Sequence[Fault]) -> Timing:
-    plan = Plan.of(scenario, draws, faults)
+    """How the job goes with these faults, which may be fewer than the scenario's: what a repair leaves."""
+    items, known, sends = program(scenario), groups(scenario), transfers(scenario)
+    calls = [item for item in items if isinstance(item, Collective)]
     shape, step_ns = (scenario.steps, scenario.ranks), scenario.step_ms * 1e6
     begin, finish, issued, copied = (np.zeros(shape) for _ in range(4))
-    calls, sends = [item for item in plan.items if isinstance(item, Collective)], transfers(scenario)
     ends = np.random.default_rng([scenario.seed, 0x4C454156]).exponential(
         LEAVING_NS, (scenario.steps, len(calls), scenario.ranks)
     )
     between = np.zeros((2, scenario.steps, len(sends), scenario.ranks // scenario.pipeline))
-    host, gpu = (defaultdict[str, Array](lambda: np.zeros(shape)) for _ in range(2))
-    timing = Timing(begin, finish, issued, host, gpu, calls, np.zeros_like(ends), ends, sends, *between)
-    host |= plan.host
-    gpu["h2d"] = plan.h2d
-    launching = np.asarray(sum(plan.host.values()))
+    host, gpu = _on_host(scenario, draws, faults), defaultdict[str, Array](lambda: np.zeros(shape))
+    gpu["h2d"] = host.pop("h2d")
+    timing = Timing(scenario, draws, known, begin, finish, host, gpu, calls, np.zeros_like(ends), ends, sends, *between)
+    launching, shares = np.asarray(sum(host.values())), computing(scenario)
     issuing, stalled = ISSUE_SHARE * step_ns * draws.host, draws.stall * step_ns
-    reached = np.zeros((scenario.steps, len(plan.items) + 1, scenario.ranks))
+    slower = acting(scenario, draws, faults, ON_GPU) * step_ns
+    took = _transfer_ns(scenario, draws, calls)
+    slow_groups = "data" if "data" in known else "world"
+    several = sum(item.groups == slow_groups for item in calls)
+    slow = acting(scenario, draws, faults, ("network",), known[slow_groups]) * step_ns / several
+    reached = np.zeros((scenario.steps, len(items) + 1, scenario.ranks))
     for step in range(scenario.steps):
         if step:  # the host may run ahead of the GPU by so many steps
             awaited = step - 1 - scenario.run_ahead
             begin[step] = np.maximum(issued[step - 1], finish[awaited] if awaited >= 0 else 0.0)
         launch = begin[step] + launching[step]
         issued[step] = launch + issuing[step]
-        copied[step] = np.maximum(finish[step - 1], launch) + plan.h2d[step] + stalled[step]
-        work = draws.computing[step] * plan.shares * step_ns
+        copied[step] = np.maximum(finish[step - 1], launch) + gpu["h2d"][step] + stalled[step]
+        work = draws.computing[step] * shares * step_ns
         work *= WARMUP[step] if step < min(scenario.warmup, len(WARMUP)) else 1.0
-        work += plan.slower[step][:, None] * plan.shares
+        work += slower[step][:, None] * shares
         now = copied[step]
         if sends:
             now = through_pipeline(scenario, now, work, *between[:, step])
             work = work[:, 2 * scenario.microbatches :]
-        finish[step] = _through_program(plan, timing, step, now, work, reached[step])
-    _on_gpu(plan, timing, copied, reached)
+        lasts = [ns + slow[step] * (item.groups == slow_groups) for item, ns in zip(calls, took[step], strict=True)]
+        finish[step] = _through_program(timing, items, step, now, work, lasts, reached[step])
+    _on_gpu(timing, items, copied, reached)
     return timing
 
 
-def _on_host(scenario: Scenario, draws: Draws, faults: Sequence[Fault], active: Array) -> dict[str, Array]:
+def _transfer_ns(scenario: Scenario, draws: Draws, calls: Sequence[Collective]) -> Array:
+    """[S, C] what the data of each collective takes."""
+    share = scenario.transfer_share * np.array([item.share for item in calls])
+    drawn = np.minimum(np.arange(len(calls)), draws.transfer.shape[1] - 1)
+    return np.asarray(share * draws.transfer[:, drawn] * scenario.step_ms * 1e6)
+
+
+def _on_host(scenario: Scenario, draws: Draws, faults: Sequence[Fault]) -> dict[str, Array]:
     """[S, R] ns that each thing takes from a step's begin to its first launch, and the copy to the GPU."""
     step_ns = scenario.step_ms * 1e6
     spent = defaultdict[str, Array](lambda: np.zeros(draws.host.shape))
     spent |= {"input": scenario.input_share * step_ns * draws.host, "h2d": H2D_SHARE * step_ns * draws.host}
-    names = {"cpu_contention": "runqueue"}
-    for row, fault in enumerate(faults):
-        if fault.cause in ("h2d", *ON_HOST):
-            spent[names.get(fault.cause, fault.cause)][np.ix_(active[row], list(fault.ranks))] += fault.size * step_ns
+    for cause in dict.fromkeys(fault.cause for fault in faults if fault.cause in ("h2d", *ON_HOST)):
+        name = "runqueue" if cause == "cpu_contention" else cause
+        spent[name] += acting(scenario, draws, faults, (cause,)) * step_ns
     if every := scenario.checkpoint_every:
         spent["checkpoint"][every - 1 :: every, 0] += CHECKPOINT_STEPS * step_ns * draws.host[every - 1 :: every, 0]
-    return dict(spent)
+    return spent
 
 
-def _through_program(plan: Plan, timing: Timing, step: int, now: Array, work: Array, reached: Array) -> Array:
+def _through_program(
+    timing: Timing, items: Sequence[Item], step: int, now: Array, work: Array, lasts: Sequence[Array], reached: Array
+) -> Array:
     """[R] when the step's last computing ends. Operations of one communicator run one after the other.
 
     The step's ``timing.end`` holds on entry how much later each rank leaves each operation, and on return when it left.
-    ``reached`` [I + 1, R] becomes when each item was passed.
+    ``lasts`` has the transfer of each. ``reached`` [I + 1, R] becomes when each item was passed.
     """
-    wires, intervals = dict.fromkeys(plan.groups, now), iter(work.T)
-    calls = zip(timing.start[step], timing.end[step], plan.took[step], strict=True)
+    wires, intervals = dict.fromkeys(timing.groups, now), iter(work.T)
+    calls = zip(timing.start[step], timing.end[step], lasts, strict=True)
     reached[0] = now
-    for passed, item in zip(reached[1:], plan.items, strict=True):
+    for passed, item in zip(reached[1:], items, strict=True):
         if isinstance(item, Compute):
             now = now + next(intervals)
         elif isinstance(item, Collective):
             start, end, took = next(calls)
             np.maximum(now, wires[item.groups], out=start)
-            end += plan.groups[item.groups].latest(start) + (
-                took + plan.slow[step] if item.groups == plan.slow_groups else took
-            )
+            end += timing.groups[item.groups].latest(start) + took
             wires[item.groups] = end
             now = end if item.blocking else now
         else:
@@ -433,12 +414,12 @@ def _through_program(plan: Plan, timing: Timing, step: int, now: Array, work: Ar
     return now
 
 
-def _on_gpu(plan: Plan, timing: Timing, copied: Array, reached: Array) -> None:
+def _on_gpu(timing: Timing, items: Sequence[Item], copied: Array, reached: Array) -> None:
     """Note what GPUs spent in each phase, from when items were passed: ``reached`` [S, I + 1, R]."""
     if timing.transfers:
         timing.gpu["forward"] = FORWARD * (reached[:, 0] - copied)
         timing.gpu["backward"] = BACKWARD * (reached[:, 0] - copied)
-    for place, item in enumerate(plan.items):
+    for place, item in enumerate(items):
         if not isinstance(item, Collective):
             phase = item.phase if isinstance(item, Compute) else "backward"
             timing.gpu[phase] += reached[:, place + 1] - reached[:, place]
@@ -459,26 +440,28 @@ class Standing:
     ranks: Array
 
 
-def stopped_ns(scenario: Scenario, timing: Timing) -> int:
-    """When all ranks are inside an operation that does not end, ns since the run's begin: the planned end of the
-    step."""
-    return int(timing.finish[scenario.whole_steps].max())
-
-
 def standing(scenario: Scenario) -> list[Standing]:
     """The operations that each rank is inside forever, in the order of the program; empty where the job does not stop.
 
     A rank goes on until it must wait: for a group with a missing member, or at the end of computing for overlapped
-    operations. A pipeline stops behind its last backward, where gradients are exchanged.
+    operations. A pipeline stops behind its last backward, where gradients are exchanged. Ranks part in the step's
+    first collective among the most ranks: there the most can tell who is wrong.
     """
     if scenario.halts_at is None:
         return []
-    stuck, parted = _ranks(scenario, "hang"), _ranks(scenario, "desync")
-    known, found = groups(scenario), list[Standing]()
+    at_once = [fault for fault in scenario.faults if fault.onset == scenario.halts_at]
+    hung, parted = (
+        np.isin(np.arange(scenario.ranks), [rank for fault in at_once if fault.cause == cause for rank in fault.ranks])
+        for cause in STOPS
+    )
+    known, items, found = groups(scenario), program(scenario), list[Standing]()
+    sizes = [known[item.groups].size for item in items if isinstance(item, Collective)]
     pending = {name: np.zeros(scenario.ranks, bool) for name in known}
-    for place, item in _numbered(program(scenario)):
+    places, stuck = itertools.count(), hung
+    for item in items:
         if isinstance(item, Collective):
-            wrong = parted & ~stuck if place == _parting(scenario) else np.zeros_like(stuck)
+            place = next(places)
+            wrong = parted & ~stuck & (place == sizes.index(max(sizes)))
             kept_up = known[item.groups].latest((stuck | wrong | pending[item.groups]).astype(float)) > 0
             mask = kept_up & ~stuck
             entered = ((item.op, mask & ~wrong), (INSTEAD[item.op], wrong))
@@ -488,27 +471,3 @@ def standing(scenario: Scenario) -> list[Standing]:
         elif not isinstance(item, Compute):
             stuck = np.logical_or.reduce([stuck, *pending.values()])
     return found
-
-
-def _numbered(items: list[Item]) -> Iterator[tuple[int, Item]]:
-    """Each item of a step with how many collectives come before it."""
-    count = 0
-    for item in items:
-        yield count, item
-        count += isinstance(item, Collective)
-
-
-def _parting(scenario: Scenario) -> int:
-    """The step's first collective among the most ranks: there the most can tell who is wrong."""
-    known = groups(scenario)
-    sizes = [known[item.groups].size for item in program(scenario) if isinstance(item, Collective)]
-    return sizes.index(max(sizes))
-
-
-def _ranks(scenario: Scenario, cause: str) -> Array:
-    """[R] which ranks faults of a cause stop in the step that no rank ends."""
-    out = np.zeros(scenario.ranks, bool)
-    for fault in scenario.faults:
-        if fault.cause == cause and fault.onset == scenario.halts_at:
-            out[list(fault.ranks)] = True
-    return out

@@ -20,10 +20,7 @@ from hindmost_collector.simulate.engine import (
     Draws,
     Groups,
     Timing,
-    acting,
-    groups,
     standing,
-    stopped_ns,
 )
 from hindmost_collector.simulate.scenario import Scenario
 
@@ -52,26 +49,26 @@ class Metric(NamedTuple):
 _PRESSURE = {name: Metric("hindmost_node_pressure_waiting_seconds_total", name) for name in ("memory", "io")}
 
 
-def telemetry(scenario: Scenario, draws: Draws, timing: Timing, epoch_ns: int) -> Table:
+def telemetry(timing: Timing) -> Table:
     """Every rank's GPU clock, reasons and memory, and its process' waiting for a CPU, from true times."""
-    at, series = sampled(scenario, draws, timing)
-    times = np.rint(epoch_ns + at[:, None] + draws.clock_ns[None, :]).astype(np.int64)
-    return concatenate("metrics", [_series(scenario, metric, times, values) for metric, values in series.items()])
+    at, series = sampled(timing)
+    times = np.rint(EPOCH_NS + at[:, None] + timing.draws.clock_ns[None, :]).astype(np.int64)
+    return concatenate("metrics", [_series(timing.scenario, metric, times, one) for metric, one in series.items()])
 
 
-def sampled(scenario: Scenario, draws: Draws, timing: Timing) -> tuple[Array, dict[Metric, Array]]:
+def sampled(timing: Timing) -> tuple[Array, dict[Metric, Array]]:
     """When samples are taken [T], ns from the begin on the clock that all share; and of each metric [T, R] values.
 
     A stopped job's nodes are sampled for as long as it was looked at.
     """
-    end = float(timing.finish[-1].max())
+    scenario, end = timing.scenario, float(timing.finish[-1].max())
     if scenario.halts_at is not None:
-        end = stopped_ns(scenario, timing) + SEEN_SECONDS * 1e9
+        end = timing.stopped_ns + SEEN_SECONDS * 1e9
     count = int(np.clip(end / 1e9, 10, 120))
     at = np.linspace(0, end, count, endpoint=False) + end / count / 2
     step = np.clip(np.searchsorted(timing.begin[:, 0], at, side="right") - 1, 0, max(scenario.whole_steps - 1, 0))
     random = np.random.default_rng([scenario.seed, 0x54454C45])
-    slow = {cause: acting(scenario, draws, cause)[step] for cause in ("gpu_throttle", "gpu_contention")}
+    slow = {cause: timing.acting(cause)[step] for cause in ("gpu_throttle", "gpu_contention")}
     queued = np.cumsum(timing.host["runqueue"] + 1e5, axis=0)[step] / 1e9
     stalled, in_files = (np.cumsum(timing.host[name], axis=0)[step] / 1e9 for name in ("memory", "io"))
     written = WRITTEN_A_SECOND * in_files + LOGGED_A_SECOND * at[:, None] / 1e9
@@ -145,35 +142,31 @@ TOKENS = 4096
 GRADIENT_BYTES = 64 << 20
 
 
-def record(scenario: Scenario, draws: Draws, timing: Timing, metrics: bool) -> Run:
+def record(timing: Timing, metrics: bool) -> Run:
     """The run as columns; a stop ends it at its onset, what ranks were inside then in flight."""
-    last, known = scenario.whole_steps, groups(scenario)
-    operations = collectives_of(scenario, draws, timing, known, last)
-    whole = _but_steps(scenario, draws, timing, metrics)
-    return replace(whole, steps=steps_of(scenario, draws, timing, last), collectives=operations)
+    last = timing.scenario.whole_steps
+    return replace(_but_steps(timing, metrics), steps=steps_of(timing, last), collectives=collectives_of(timing, last))
 
 
-def pieces(scenario: Scenario, draws: Draws, timing: Timing, at_once: int) -> Iterator[Run]:
+def pieces(timing: Timing, at_once: int) -> Iterator[Run]:
     """The run as :func:`record` has it, its steps in pieces of about ``at_once`` collectives; first comes the rest."""
-    known, last = groups(scenario), scenario.whole_steps
-    each = max(at_once * scenario.steps // max(timing.start.size + timing.transfer_start.size, 1), 1)
-    job = _but_steps(scenario, draws, timing, metrics=True)
+    last = timing.scenario.whole_steps
+    each = max(at_once * timing.scenario.steps // max(timing.start.size + timing.transfer_start.size, 1), 1)
+    job = _but_steps(timing, metrics=True)
     yield job
     for first in range(0, last, each):
         until = min(first + each, last)
-        steps = steps_of(scenario, draws, timing, until, first)
-        yield Run(job.job, steps=steps, collectives=collectives_of(scenario, draws, timing, known, until, first))
+        yield Run(job.job, steps=steps_of(timing, until, first), collectives=collectives_of(timing, until, first))
 
 
-def _but_steps(scenario: Scenario, draws: Draws, timing: Timing, metrics: bool) -> Run:
+def _but_steps(timing: Timing, metrics: bool) -> Run:
     """Everything but steps and collectives."""
-    known = groups(scenario)
     return Run(
-        job=Job(id=f"simulated-{scenario.seed}", world_size=scenario.ranks, source="simulation"),
-        ranks=_ranks(scenario),
-        communicators=communicators_of(known),
-        in_flight=in_flight(scenario, draws, timing),
-        metrics=telemetry(scenario, draws, timing, EPOCH_NS) if metrics else table("metrics", node=[]),
+        job=Job(id=f"simulated-{timing.scenario.seed}", world_size=timing.scenario.ranks, source="simulation"),
+        ranks=_ranks(timing.scenario),
+        communicators=communicators_of(timing.groups),
+        in_flight=in_flight(timing),
+        metrics=telemetry(timing) if metrics else table("metrics", node=[]),
     )
 
 
@@ -211,15 +204,15 @@ def _on_gpu_clock(draws: Draws, times: Array, ranks: Any = slice(None)) -> Array
     return shown
 
 
-def steps_of(scenario: Scenario, draws: Draws, timing: Timing, last: int, first: int = 0) -> Table:
+def steps_of(timing: Timing, last: int, first: int = 0) -> Table:
     """The steps from ``first`` to before ``last``, rank by rank."""
-    cut = slice(first, last)
+    scenario, draws, cut = timing.scenario, timing.draws, slice(first, last)
     shape = (last - first, scenario.ranks)
     until = np.vstack([timing.begin[1:], timing.finish[-1:]])[cut]
     start = on_host_clock(draws, timing.begin[cut])
     issue = ISSUE_SHARE * scenario.step_ms * 1e6 * draws.host[cut]
     runqueue = timing.host["runqueue"][cut]
-    more = 1 + acting(scenario, draws, "workload")[cut]
+    more = 1 + timing.acting("workload")[cut]
     columns = {
         "rank": np.broadcast_to(np.arange(scenario.ranks), shape),
         "step": np.broadcast_to(np.arange(first, last)[:, None], shape),
@@ -261,18 +254,16 @@ def comm_id(kind: Groups, number: Array) -> Array:
     return (base + number).astype(np.uint64)
 
 
-def collectives_of(
-    scenario: Scenario, draws: Draws, timing: Timing, known: dict[str, Groups], last: int, first: int = 0
-) -> Table:
+def collectives_of(timing: Timing, last: int, first: int = 0) -> Table:
     """The collectives of the steps from ``first`` to before ``last``, rank by rank; then what went between two."""
     items, cut = timing.collectives, slice(first, last)
     place, count = numbers([item.groups for item in items])
     step = np.arange(first, last)[:, None, None]
-    start, stop = (_on_gpu_clock(draws, times[cut]) for times in (timing.start, timing.end))
+    start, stop = (_on_gpu_clock(timing.draws, times[cut]) for times in (timing.start, timing.end))
     size = [round(GRADIENT_BYTES * item.share) + 512 * at for item, at in zip(items, place.tolist(), strict=True)]
-    kinds = [known[item.groups] for item in items]
+    kinds = [timing.groups[item.groups] for item in items]
     columns = {
-        "rank": np.arange(scenario.ranks),
+        "rank": np.arange(timing.scenario.ranks),
         "comm": np.array([comm_id(kind, kind.member) for kind in kinds]),
         "seq": step * count[:, None] + place[:, None],
         "op": np.array([item.op for item in items], "U16")[:, None],
@@ -281,16 +272,13 @@ def collectives_of(
         "bytes": np.array(size, np.int64)[:, None],
         "step": step,
     }
-    part = table("collectives", flags=GPU_TIME, **_by_rank(columns, start.shape))
-    return concatenate("collectives", [part, _transfers(draws, timing, last, first)])
+    by_rank = {name: np.moveaxis(np.broadcast_to(one, start.shape), -1, 0).ravel() for name, one in columns.items()}
+    return concatenate(
+        "collectives", [table("collectives", flags=GPU_TIME, **by_rank), _transfers(timing, last, first)]
+    )
 
 
-def _by_rank(columns: dict[str, Array], shape: tuple[int, ...]) -> dict[str, Array]:
-    """Columns that can be broadcast to [S, C, R], rank by rank."""
-    return {name: np.moveaxis(np.broadcast_to(one, shape), -1, 0).ravel() for name, one in columns.items()}
-
-
-def _transfers(draws: Draws, timing: Timing, last: int, first: int) -> Table:
+def _transfers(timing: Timing, last: int, first: int) -> Table:
     """Sends and receives of a pipeline, numbered per direction and peer."""
     if not timing.transfers:
         return table("collectives", rank=[])
@@ -298,13 +286,13 @@ def _transfers(draws: Draws, timing: Timing, last: int, first: int) -> Table:
     began, ended = timing.transfer_start[first:last], timing.transfer_end[first:last]
     stages = np.arange(timing.begin.shape[1]).reshape(-1, began.shape[-1])
     ranks, step = stages[[one.stage for one in timing.transfers]], np.arange(first, last)[:, None, None]
-    start = _on_gpu_clock(draws, began, ranks)
+    start = _on_gpu_clock(timing.draws, began, ranks)
     columns = {
         "rank": ranks,
         "seq": step * count[:, None] + place[:, None],
         "op": np.array([one.op for one in timing.transfers])[:, None],
         "start_ns": start,
-        "duration_ns": _on_gpu_clock(draws, ended, ranks) - start,
+        "duration_ns": _on_gpu_clock(timing.draws, ended, ranks) - start,
         "peer": stages[[one.peer for one in timing.transfers]],
         "step": step,
     }
@@ -324,21 +312,21 @@ def communicators_of(known: dict[str, Groups]) -> Table:
     return concatenate("communicators", parts)
 
 
-def in_flight(scenario: Scenario, draws: Draws, timing: Timing, seen_ns: int | None = None) -> Table:
+def in_flight(timing: Timing, seen_ns: int | None = None) -> Table:
     """Where a stopped job stands: a row for each operation that a rank entered and cannot leave, by its host's clock.
 
     ``seen_ns`` is when it was looked at, ns since the run's begin: unless given, :data:`SEEN_SECONDS` after the stop.
     """
-    stops = standing(scenario)
+    scenario, draws, stops = timing.scenario, timing.draws, standing(timing.scenario)
     if not stops:
         return table("in_flight", rank=[])
-    known, at = groups(scenario), [one.place for one in stops]
+    at = [one.place for one in stops]
     place, count = numbers([item.groups for item in timing.collectives])
     ranks = np.concatenate([one.ranks for one in stops])
     size = [len(one.ranks) for one in stops]
     entered = np.concatenate([timing.start[scenario.halts_at, one.place, one.ranks] for one in stops])
-    seen = stopped_ns(scenario, timing) + SEEN_SECONDS * 10**9 if seen_ns is None else seen_ns
-    kinds = [known[timing.collectives[i].groups] for i in at]
+    seen = timing.stopped_ns + SEEN_SECONDS * 10**9 if seen_ns is None else seen_ns
+    kinds = [timing.groups[timing.collectives[i].groups] for i in at]
     found = table(
         "in_flight",
         rank=ranks,

@@ -24,7 +24,7 @@ from hindmost_collector.ingest.definitions import communicator_reference, rank_r
 from hindmost_collector.recordings.tables import select
 from hindmost_collector.serve.credentials import open_channel
 from hindmost_collector.simulate import engine
-from hindmost_collector.simulate.engine import SEEN_SECONDS, Draws, Timing, draw, groups, stopped_ns
+from hindmost_collector.simulate.engine import SEEN_SECONDS, Timing, draw
 from hindmost_collector.simulate.record import (
     EPOCH_NS,
     Metric,
@@ -207,16 +207,17 @@ _CALLS = ("seq", "start_ns", "duration_ns", "bytes", "flags", "peer", "self_ns",
 class Job:
     """A simulated job that is sent at Unix time ``now_ns``: GPUs' clocks show that, nodes' their own."""
 
-    scenario: Scenario
-    draws: Draws
     timing: Timing
     now_ns: int
     sequence: dict[int, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, scenario: Scenario, now_ns: int = NODE_BASE_NS) -> Job:
-        draws = draw(scenario)
-        return cls(scenario, draws, engine.run(scenario, draws, scenario.faults), now_ns)
+        return cls(engine.run(scenario, draw(scenario), scenario.faults), now_ns)
+
+    @property
+    def scenario(self) -> Scenario:
+        return self.timing.scenario
 
     @property
     def nodes(self) -> range:
@@ -267,8 +268,7 @@ class Job:
         for first in range(0, ends, STEPS_AT_ONCE):
             last = min(first + STEPS_AT_ONCE, ends)
             read = self._samples(begun[first], begun[last])
-            steps = steps_of(self.scenario, self.draws, self.timing, last, first)
-            calls = collectives_of(self.scenario, self.draws, self.timing, groups(self.scenario), last, first)
+            steps, calls = steps_of(self.timing, last, first), collectives_of(self.timing, last, first)
             newest = float(self.timing.finish[last - 1].max()) / 1e9
             for node, mine, theirs in zip(self.nodes, self._by_node(steps), self._by_node(calls), strict=True):
                 batch = self._batch(node, *read)
@@ -284,10 +284,11 @@ class Job:
 
         First as soon as all wait, as agents do: who was not heard of yet is not taken for who does not come.
         """
-        stopped = stopped_ns(self.scenario, self.timing)
-        for seen in stopped + np.append(SOON_S, np.arange(every_s, SEEN_SECONDS + every_s, every_s)) * 1e9:
+        for seen in (
+            self.timing.stopped_ns + np.append(SOON_S, np.arange(every_s, SEEN_SECONDS + every_s, every_s)) * 1e9
+        ):
             read = self._samples(since, seen)
-            open_calls = in_flight(self.scenario, self.draws, self.timing, int(seen))
+            open_calls = in_flight(self.timing, int(seen))
             for node, inside in zip(self.nodes, self._by_node(open_calls), strict=True):
                 batch = self._batch(node, *read)
                 batch.rank_states.extend(self._state(rank, inside, int(seen)) for rank in self.ranks(node))
@@ -303,7 +304,7 @@ class Job:
             wire.InFlight(kind=kind, name=name, comm=comm, seq=seq, start_ns=start)
             for kind, name, comm, seq, start in zip(*columns, began, strict=True)
         ]
-        now = int(on_host_clock(self.draws, np.array([float(seen)]), [rank])[0]) - EPOCH_NS + NODE_BASE_NS
+        now = int(on_host_clock(self.timing.draws, np.array([float(seen)]), [rank])[0]) - EPOCH_NS + NODE_BASE_NS
         return wire.RankState(rank=self._rank_refs[rank], time_ns=now, life=wire.RankState.RUNNING, in_flight=inside)
 
     def _samples(self, since: float, until: float) -> tuple[Any, dict[Metric, Any]]:
@@ -373,12 +374,12 @@ class Job:
     @cached_property
     def _sampled(self) -> tuple[Any, dict[Metric, Any]]:
         """When samples are taken, and of each metric the values of all ranks."""
-        return sampled(self.scenario, self.draws, self.timing)
+        return sampled(self.timing)
 
     @cached_property
     def _memberships(self) -> list[Table]:
         """Of each node its ranks' places in their communicators."""
-        return self._by_node(communicators_of(groups(self.scenario)))
+        return self._by_node(communicators_of(self.timing.groups))
 
     def _series(self, node: int) -> list[wire.Series]:
         _, samples = self._sampled

@@ -34,9 +34,8 @@ def write(run: Run, folder: Path, kind: str) -> None:
 def simulated(scenario: Scenario, folder: Path) -> None:
     """Simulate into a run directory, some steps at a time: of a large job, memory does not hold every row at once."""
     with _into(folder):
-        draws = draw(scenario)
-        timing = engine.run(scenario, draws, scenario.faults)
-        run_directory(pieces(scenario, draws, timing, ROWS_AT_ONCE), folder, over=True)
+        timing = engine.run(scenario, draw(scenario), scenario.faults)
+        run_directory(pieces(timing, ROWS_AT_ONCE), folder, over=True)
 
 
 @contextmanager
