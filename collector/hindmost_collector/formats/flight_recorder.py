@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from hindmost.errors import UsageError
@@ -153,16 +153,45 @@ _FIXED = re.compile(rb"[]01()Ntu}lades\x85-\x89\x94]|[hqK].|M..|[jJ].{4}|\x8a\x0
 _FIXED_RUN = re.compile(rb"(?:%b){1,5000}" % _FIXED.pattern, re.DOTALL)
 
 
+class _Operation(NamedTuple):
+    """What a dump tells of one operation in its ``entry``: ns and bytes, -1 for unknown."""
+
+    entry: dict[str, Any]
+    comm: int
+    seq: int
+    name: str
+    p2p: bool
+    unfinished: bool
+    created: int
+    took: int
+    bytes: int
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """What it shares with the same operation of other ranks."""
+        return self.comm, self.seq
+
+
 @dataclass(frozen=True)
 class _Dump:
     path: Path
     rank: int
-    entries: list[dict[str, Any]]
+    operations: list[_Operation]
     groups: dict[str, ProcessGroup]
-    #: The last collective that each group (its number in the process) had completed, counted from 1.
-    completed: dict[str, int]
-    #: What was begun together, by group and numbers, and has ended: the recorder notes that of all of it in one entry.
-    ended_together: frozenset[tuple[str, int, int]] = frozenset()
+
+    @property
+    def left(self) -> list[_Operation]:
+        """Those that had not ended."""
+        return [one for one in self.operations if one.unfinished]
+
+    @property
+    def changed_ns(self) -> int:
+        return self.path.stat().st_mtime_ns
+
+    @property
+    def created(self) -> Array:
+        """When its operations were enqueued."""
+        return np.array([one.created for one in self.operations], np.int64)
 
 
 def recognises(sample: Sample) -> bool:
@@ -179,7 +208,7 @@ def load(files: Sequence[Path]) -> Run:
     dumps.sort(key=lambda dump: dump.rank)
     if len({dump.rank for dump in dumps}) < len(dumps):
         raise UsageError(f"{files[0].parent}: two {NAME} of one rank; name the folder of one job")
-    created = {f"rank {one.rank}": at for one in dumps if ((at := _created(one)) >= 0).any()}
+    created = {f"rank {one.rank}": at for one in dumps if ((at := one.created) >= 0).any()}
     one_job.refuse_twins(f"{files[0].parent}: {NAME}", created)
     usual = one_job.most_at_one_time(created)
     close = [dump for dump in dumps if f"rank {dump.rank}" in usual]  # another host's clock may be far off
@@ -210,14 +239,51 @@ def _dump(path: Path) -> _Dump:
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise DamagedError(path, f"not one of the {NAME}: it has no list of entries")
     entries = entries[-MAX_ENTRIES:]
-    groups = groups_of_dump(content, entries, rank)
-    return _Dump(path, rank, entries, groups, completed(content), _ended_together(entries))
+    groups, last = groups_of_dump(content, entries, rank), completed(content)
+    together = _ended_together(entries)
+    return _Dump(path, rank, [_operation(entry, groups, last, together) for entry in entries], groups)
+
+
+def _operation(
+    entry: dict[str, Any],
+    groups: dict[str, ProcessGroup],
+    completed: dict[str, int],
+    ended_together: frozenset[tuple[str, int, int]],
+) -> _Operation:
+    """``completed`` is the last collective of each group, by its number in the process, counted from 1."""
+    called, name = _called(entry), group_name(entry)
+    p2p = bool(entry.get("is_p2p", _P2P.search(called)))  # the first formats say so in its name only
+    # counted from 0 as NCCL does; the recorder counts from 1, and before format 2 both kinds by one number
+    number = "seq_id" if "seq_id" in entry else "p2p_seq_id" if p2p else "collective_seq_id"
+    seq = _number(entry, number) - 1
+    unfinished = entry.get("state") in _UNFINISHED and _together(entry) not in ended_together
+    if unfinished and entry.get("retired"):
+        # gloo is not polled for progress: its operations stay scheduled until retired. NCCL's watchdog retires
+        # operations that ended, and those that it aborted: the group's last completed one shows which
+        last = completed.get(text(entry.get("pg_id")), -1)
+        unfinished = not called.startswith("gloo:") if last < 0 or p2p else seq >= last
+    took = entry.get("duration_ms")
+    return _Operation(
+        entry,
+        comm=(groups.get(name) or ProcessGroup.named(name, ())).comm,
+        seq=seq,
+        name=operation(called),
+        p2p=p2p,
+        unfinished=unfinished,
+        created=_number(entry, "time_created_ns"),
+        took=round(took * 1e6) if isinstance(took, int | float) and 0 <= took < _LONGEST_MS else UNMEASURED,
+        bytes=_bytes(entry),
+    )
+
+
+def _called(entry: dict[str, Any]) -> str:
+    return text(entry.get("profiling_name"))[:64]
 
 
 def _ended_together(entries: list[dict[str, Any]]) -> frozenset[tuple[str, int, int]]:
-    names = ((entry, text(entry.get("profiling_name"))[:64]) for entry in entries if entry.get("state") == "completed")
-    keys = (_together(one) for one, name in names if name.endswith(_TOGETHER))
-    return frozenset(key for key in keys if max(key[1:]) >= 0)
+    """What was begun together, and has ended: the recorder notes that of all of it in one entry."""
+    over = (one for one in entries if one.get("state") == "completed" and _called(one).endswith(_TOGETHER))
+    return frozenset(key for key in map(_together, over) if max(key[1:]) >= 0)
 
 
 def _together(entry: dict[str, Any]) -> tuple[str, int, int]:
@@ -271,48 +337,9 @@ def plain_pickle(data: bytes) -> Any:
     return pickle.loads(data)  # noqa: S301 - looked through above: nothing in it can name or call anything
 
 
-def _group(dump: _Dump, entry: dict[str, Any]) -> ProcessGroup:
-    name = group_name(entry)
-    return dump.groups.get(name) or ProcessGroup.named(name, ())
-
-
 def _number(entry: dict[str, Any], key: str) -> int:
     value = entry.get(key)
     return value if isinstance(value, int) and abs(value) < 1 << 62 else -1
-
-
-def _seq(entry: dict[str, Any]) -> int:
-    """Counted from 0 as NCCL does; the recorder counts from 1. Before format 2 one number counted both kinds."""
-    if "seq_id" in entry:
-        return _number(entry, "seq_id") - 1
-    return _number(entry, "p2p_seq_id" if _is_p2p(entry) else "collective_seq_id") - 1
-
-
-def _is_p2p(entry: dict[str, Any]) -> bool:
-    """Whether it is a send or a receive; the first formats say so in its name only."""
-    return bool(entry.get("is_p2p", _P2P.search(text(entry.get("profiling_name")))))
-
-
-def _unfinished(dump: _Dump, entry: dict[str, Any]) -> bool:
-    """Whether an operation had not ended.
-
-    gloo is not polled for progress: its operations stay scheduled until retired. Operations begun together with
-    others are noted as a group. NCCL's watchdog retires operations that ended, and those that it aborted: the
-    group's last completed one shows which.
-    """
-    if entry.get("state") not in _UNFINISHED or _together(entry) in dump.ended_together:
-        return False
-    if not entry.get("retired"):
-        return True
-    last = dump.completed.get(text(entry.get("pg_id")), -1)
-    if last < 0 or _is_p2p(entry):
-        return not text(entry.get("profiling_name")).startswith("gloo:")
-    return _seq(entry) >= last
-
-
-def _milliseconds(entry: dict[str, Any]) -> float | None:
-    value = entry.get("duration_ms")
-    return float(value) if isinstance(value, int | float) and 0 <= value < _LONGEST_MS else None
 
 
 def _bytes(entry: dict[str, Any]) -> int:
@@ -332,16 +359,12 @@ def _tensor_bytes(size: Any, item: int | None) -> int:
 
 def _latest(dump: _Dump) -> int:
     keys = ("time_created_ns", "time_discovered_started_ns", "time_discovered_completed_ns")
-    return max((_number(entry, key) for entry in dump.entries for key in keys), default=-1)
-
-
-def _created(dump: _Dump) -> Array:
-    return np.array([_number(entry, "time_created_ns") for entry in dump.entries], np.int64)
+    return max((_number(one.entry, key) for one in dump.operations for key in keys), default=-1)
 
 
 def _written(dumps: list[_Dump], seen: int) -> int:
     """When the dumps were written, at the least, if that was soon after the newest entry; unmeasured else."""
-    changed = max((dump.path.stat().st_mtime_ns for dump in dumps), default=UNMEASURED)
+    changed = max((dump.changed_ns for dump in dumps), default=UNMEASURED)
     if not -_ROUNDED_NS <= changed - seen < _AT_ONCE_NS:
         return UNMEASURED
     return max([seen, *(at for dump in dumps if (at := _timed_out(dump)) != UNMEASURED)])
@@ -349,35 +372,25 @@ def _written(dumps: list[_Dump], seen: int) -> int:
 
 def _timed_out(dump: _Dump) -> int:
     """When an operation's time-out had passed in which it had not ended, by when its dump was written."""
-    changed = dump.path.stat().st_mtime_ns
-    until = changed + (10**9 if changed % 10**9 == 0 else 0)  # an archive may keep whole seconds only
-    left = [
-        (_number(entry, "time_created_ns"), _number(entry, "timeout_ms"))
-        for entry in dump.entries
-        if _unfinished(dump, entry)
-    ]
+    until = dump.changed_ns + (10**9 if dump.changed_ns % 10**9 == 0 else 0)  # an archive may keep whole seconds only
+    left = [(one.created, _number(one.entry, "timeout_ms")) for one in dump.left]
     due = [at + limit * 10**6 for at, limit in left if at >= 0 and _LEAST_TIMEOUT_MS <= limit < _LONGEST_MS]
     return max((at for at in due if at <= until), default=UNMEASURED)
 
 
-def _operation(entry: dict[str, Any]) -> str:
-    return operation(text(entry.get("profiling_name"))[:64])
-
-
 def _collectives(dump: _Dump) -> Table:
-    created = [_number(entry, "time_created_ns") for entry in dump.entries]
-    took = [_milliseconds(entry) for entry in dump.entries]
+    found = dump.operations
     return table(
         "collectives",
-        rank=np.full(len(created), dump.rank),
-        comm=np.array([_group(dump, entry).comm for entry in dump.entries], dtype=np.uint64),
-        seq=[_seq(entry) for entry in dump.entries],
-        op=[_operation(entry) for entry in dump.entries],
-        start_ns=created,
-        duration_ns=[-1 if value is None else round(value * 1e6) for value in took],
-        bytes=[_bytes(entry) for entry in dump.entries],
-        flags=[NONBLOCKING if value is None else 0 for value in took],
-        enqueue_ns=created,
+        rank=np.full(len(found), dump.rank),
+        comm=np.array([one.comm for one in found], dtype=np.uint64),
+        seq=[one.seq for one in found],
+        op=[one.name for one in found],
+        start_ns=dump.created,
+        duration_ns=[one.took for one in found],
+        bytes=[one.bytes for one in found],
+        flags=[NONBLOCKING if one.took == UNMEASURED else 0 for one in found],
+        enqueue_ns=dump.created,
     )
 
 
@@ -388,26 +401,20 @@ def _communicators(dumps: list[_Dump]) -> Table:
 
 
 def _in_flight(dump: _Dump, written: int) -> Table:
-    changed = dump.path.stat().st_mtime_ns
-    left = [entry for entry in dump.entries if _unfinished(dump, entry)]
-    times = Counter(_place(dump, entry) for entry in dump.entries)
+    left, times = dump.left, Counter(one.place for one in dump.operations)
     return table(
         "in_flight",
         rank=[dump.rank] * len(left),
-        kind=["p2p" if _is_p2p(entry) else "collective" for entry in left],
-        name=[_operation(entry) for entry in left],
-        comm=np.array([_group(dump, entry).comm for entry in left], dtype=np.uint64),
-        seq=[_seq(entry) for entry in left],
-        start_ns=[_number(entry, "time_created_ns") for entry in left],
+        kind=["p2p" if one.p2p else "collective" for one in left],
+        name=[one.name for one in left],
+        comm=np.array([one.comm for one in left], dtype=np.uint64),
+        seq=[one.seq for one in left],
+        start_ns=[one.created for one in left],
         observed_ns=written,
-        changed_ns=np.full(len(left), changed if written != UNMEASURED else UNMEASURED),
-        bytes=[_bytes(entry) if times[_place(dump, entry)] == 1 else UNMEASURED for entry in left],
-        given=[_size_text(entry) for entry in left],
+        changed_ns=np.full(len(left), dump.changed_ns if written != UNMEASURED else UNMEASURED),
+        bytes=[one.bytes if times[one.place] == 1 else UNMEASURED for one in left],
+        given=[_size_text(one) for one in left],
     )
-
-
-def _place(dump: _Dump, entry: dict[str, Any]) -> tuple[int, int]:
-    return _group(dump, entry).comm, _seq(entry)
 
 
 #: Operations that all members must call with the same size, as torch calls them. In others, as in an all-gather into a
@@ -415,13 +422,13 @@ def _place(dump: _Dump, entry: dict[str, Any]) -> tuple[int, int]:
 _ALIKE = re.compile(r"(\w+:)?(all_?reduce(_coalesced)?|reduce|broadcast|_?all_?gather_base|_?reduce_scatter_base)")
 
 
-def _size_text(entry: dict[str, Any]) -> str:
+def _size_text(one: _Operation) -> str:
     """What a rank called an operation with, where the other members must call theirs with as much."""
-    size, kinds = _bytes(entry), entry.get("input_dtypes")
-    if size < 0 or not kinds or not _ALIKE.fullmatch(text(entry.get("profiling_name"))[:64]):
+    kinds = one.entry.get("input_dtypes")
+    if one.bytes < 0 or not kinds or not _ALIKE.fullmatch(_called(one.entry)):
         return ""
     kind = text(kinds[0])
-    return f"{size // ITEM_BYTES[kind]:,} elements of {kind}" if len(kinds) == 1 else f"{size:,} bytes"
+    return f"{one.bytes // ITEM_BYTES[kind]:,} elements of {kind}" if len(kinds) == 1 else f"{one.bytes:,} bytes"
 
 
 def _with_distinct_operations(in_flight: Table, dumps: list[_Dump]) -> Table:
@@ -437,38 +444,28 @@ def _with_distinct_operations(in_flight: Table, dumps: list[_Dump]) -> Table:
     for key, one in zip(keys, np.where(size_texts != "", size, UNMEASURED).tolist(), strict=True):
         sizes.setdefault(key, set()).add(one)
     unlike = {key for key, found in sizes.items() if len(found) > 1 and min(found) >= 0}
-    unlike -= _ended(dumps) if unlike else set()
+    if unlike:  # those that some member has left
+        unlike -= {(*one.place, one.name) for dump in dumps for one in dump.operations if not one.unfinished}
     for row, key in enumerate(keys):
         if key in unlike:
             name[row] = f"{key[2]} ({size_texts[row]})"
     return {**in_flight, "name": name.astype(np.str_)}
 
 
-def _ended(dumps: list[_Dump]) -> set[tuple[int, int, str]]:
-    """The operations that some member has left."""
-    over = ((dump, entry) for dump in dumps for entry in dump.entries if not _unfinished(dump, entry))
-    return {(*_place(dump, entry), _operation(entry)) for dump, entry in over}
-
-
 def _stacks(dumps: list[_Dump], seen: int) -> Table:
     """Where each rank's first unfinished operation was called from; its last one where none is unfinished."""
-    texts = {dump.rank: _call(dump, _frontier(dump)) for dump in dumps}
+    texts = {dump.rank: _call((dump.left or dump.operations[-1:])[0]) for dump in dumps if dump.operations}
     known = {rank: call for rank, call in texts.items() if call}
     return table("stacks", rank=list(known), time_ns=seen, text=list(known.values()))
 
 
-def _frontier(dump: _Dump) -> dict[str, Any]:
-    left = (entry for entry in dump.entries if _unfinished(dump, entry))
-    return next(left, dump.entries[-1] if dump.entries else {})
-
-
-def _call(dump: _Dump, entry: dict[str, Any]) -> str:
-    frames = entry.get("frames")
+def _call(one: _Operation) -> str:
+    frames = one.entry.get("frames")
     known = [frame for frame in frames[:_FRAMES] if isinstance(frame, dict)] if isinstance(frames, list) else []
     if not known:
         return ""
-    state = "unfinished" if _unfinished(dump, entry) else "completed"
+    state = "unfinished" if one.unfinished else "completed"
     called = [
         f"    {text(frame.get('name'))} ({text(frame.get('filename'))}:{text(frame.get('line'))})" for frame in known
     ]
-    return "\n".join([f"{state} {_operation(entry)} #{_seq(entry)} was called from", *called])
+    return "\n".join([f"{state} {one.name} #{one.seq} was called from", *called])

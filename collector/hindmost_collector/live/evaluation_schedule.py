@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import logging
+import math
 import threading
 import time
 from dataclasses import dataclass, field, replace
@@ -263,8 +264,8 @@ def share_of(cores: int) -> float:
 
 @dataclass
 class _Turn:
-    """The turn of one job: when it is due, when its next full evaluation is due regardless, what that took and of how
-    many ``ranks``, and the ``rows`` of an incremental one.
+    """The turn of one job: when it began ``last``, or was first asked for, when the ``next`` is due, when its next full
+    evaluation is due regardless, what that took and of how many ``ranks``, and the ``rows`` of an incremental one.
 
     ``last_whole`` is when that was, ``judged`` how many rows it read, ``soon`` whether it left something open.
     ``hurried`` is how many more were made for something new or open than for nothing, ``watched`` how many more turns
@@ -275,7 +276,8 @@ class _Turn:
     not confirm. ``past`` and ``counted`` are what a window passes to the next one.
     """
 
-    next: float = 0.0
+    last: float
+    next: float = -math.inf
     whole: float = 0.0
     took: float = 0.0
     ranks: int = 0
@@ -295,9 +297,10 @@ class _Turn:
     past: Past | None = None
     counted: Counted | None = None
 
-    def between_looks_s(self) -> float:
-        """Seconds between incremental evaluations, as far as the job's size requires."""
-        return min(self.look_took / OF_A_LARGE_JOB, APART_S) if self.ranks > MANY_RANKS else 0.0
+    @property
+    def begun(self) -> bool:
+        """Whether the job has ever been judged."""
+        return self.next > -math.inf
 
     @property
     def open(self) -> bool:
@@ -341,7 +344,6 @@ class Judging:
         cores_are_full: Callable[[], bool] | None = None,
     ) -> None:
         self._settings, self._cores_are_full = settings, cores_are_full
-        self._last: dict[str, float] = {}  # when a job was last judged, or was first to be
         self._period, self._clock, self._cpu = period_s, clock, cpu
         self.full_evaluations, self._looks = Budget(share, clock), Budget(max(OF_LOOKS, share), clock)
         self._rechecks = Budget(RECHECK_SHARE, clock)
@@ -376,39 +378,37 @@ class Judging:
         """Whether a job can wait for free cores."""
         if self._cores_are_full is None:
             return False
-        now, full = self._clock(), self._full()
-        last, turn = self._last.setdefault(job, now), self._turns.get(job)
+        turn, now, full = self._turn(job), self._clock(), self._full()
         if full and self.busy and still_s < FULL_LEAST_S:
             return True  # two at once would take a core from two ranks
         if full:
-            took = 0.0 if turn is None else turn.look_took if self.costly(job) else turn.took
-            apart_s = FULL_FIRST_S if turn is None else turn.between_s(took)
+            took = turn.look_took if self.costly(job) else turn.took
+            apart_s = turn.between_s(took) if turn.begun else FULL_FIRST_S
         else:
-            apart_s = STARTING_S if turn is None else 0.0
+            apart_s = 0.0 if turn.begun else STARTING_S
         if still_s >= FULL_LEAST_S:
             apart_s = min(apart_s, still_s / 2)
-        return now - last < apart_s
+        return now - turn.last < apart_s
 
     def _full(self) -> bool:
         return self._cores_are_full is not None and self._cores_are_full()
 
     def overdue(self, job: str) -> bool:
         """Whether a job's next turn can wait for nothing any more: its verdicts are about ``EVERY_S`` old."""
-        turn = self._turns.get(job)
-        return turn is not None and self._clock() >= turn.next + WRITE_S
+        turn = self._turn(job)
+        return turn.begun and self._clock() >= turn.next + WRITE_S
 
     def again(self, job: str, after_s: float) -> None:
         """Judge a job again, the whole of its window, sooner than its turn is, as far as its cost allows."""
-        turn = self._turns.get(job)
-        if turn is not None:
-            turn.next = min(turn.next, self._clock() + after_s)
-            turn.whole, turn.soon = min(turn.whole, turn.next), True
+        turn = self._turn(job)
+        turn.next = min(turn.next, self._clock() + after_s)
+        turn.whole, turn.soon = min(turn.whole, turn.next), True
 
     def recheck(self, job: str) -> bool:
         """Whether to judge a job now of which a rank seems changed, which is charged: where it may wait long otherwise,
         and as far as that is affordable."""
-        turn = self._turns.get(job)
-        if turn is None or not self._full() or self._clock() - turn.last_whole < EVERY_S:
+        turn = self._turn(job)
+        if not turn.begun or not self._full() or self._clock() - turn.last_whole < EVERY_S:
             return False
         if not self._rechecks.pays(WHOLES_AHEAD * turn.took / RECHECK_SHARE):
             return False
@@ -417,7 +417,12 @@ class Judging:
 
     def turn(self, job: str) -> float:
         """When it is a job's turn: jobs that wait longest come first."""
-        return self._turns[job].next if job in self._turns else 0.0
+        return self._turn(job).next
+
+    def _turn(self, job: str) -> _Turn:
+        if job not in self._turns:
+            self._turns[job] = _Turn(self._clock())
+        return self._turns[job]
 
     def pause_s(self, usual_s: float) -> float:
         """How long to wait until some job's turn comes, or is overdue: no longer than usual."""
@@ -427,20 +432,20 @@ class Judging:
 
     def costly(self, job: str) -> bool:
         """Whether a full evaluation takes longer than a turn may: the newest steps are evaluated instead."""
-        return job in self._turns and self._turns[job].took > self._aim_s()
+        return self._turn(job).took > self._aim_s()
 
     def rows(self, job: str) -> int:
         """How many rows an incremental evaluation of a job reads, at least."""
-        return self._turns[job].rows if job in self._turns else INCREMENTAL_ROWS
+        return self._turn(job).rows
 
     def window_rows(self, job: str, limit: int) -> int:
         """How many rows of a table a job's window is to hold: up to ``limit``, fewer where judging them takes much of
         full cores."""
-        turn = self._turns.get(job)
+        turn = self._turn(job)
         if not self._full():
             return limit
-        growth = min(FULL_WHOLE_S / turn.took, FULL_GROWTH) if turn is not None and turn.took > 0 else 0
-        return min(limit, max(int(turn.judged * growth) if turn else 0, INCREMENTAL_ROWS))
+        growth = min(FULL_WHOLE_S / turn.took, FULL_GROWTH) if turn.took > 0 else 0
+        return min(limit, max(int(turn.judged * growth), INCREMENTAL_ROWS))
 
     def full_due(self, job: str) -> bool:
         """Whether a full evaluation is due now: for news, or because the last one was long ago."""
@@ -477,7 +482,7 @@ class Judging:
         to the next one. One that is judged while incremental ones go on (``concurrent``) leaves the job's next turn to
         these. Its new steps are added to ``show``.
         """
-        turn = self._turns.setdefault(job, _Turn()) if concurrent else self.begun(job)
+        turn = self._turn(job) if concurrent else self.begun(job)
 
         def of_all(judge: Judge) -> LiveReport:
             asked, before, newest = turn.asked, turn.standing, turn.seen
@@ -580,13 +585,12 @@ class Judging:
 
     def begun(self, job: str) -> _Turn:
         """A turn that begins now: when the next one does."""
-        turn, now = self._turns.setdefault(job, _Turn()), self._clock()
+        turn, now = self._turn(job), self._clock()
         due = turn.next if 0.0 <= now - turn.next < 2 * WRITE_S else now
-        turn.next = due + max(turn.between_looks_s(), self._period)
+        looks_s = min(turn.look_took / OF_A_LARGE_JOB, APART_S) if turn.ranks > MANY_RANKS else 0.0
+        turn.last, turn.next = now, due + max(looks_s, self._period)
         turn.watched = _counted(turn.watched, more=turn.named)
-        self._last[job] = now
         return turn
 
     def forget(self, job: str) -> None:
         self._turns.pop(job, None)
-        self._last.pop(job, None)

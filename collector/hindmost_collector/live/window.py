@@ -303,7 +303,7 @@ class Window:
         self._samples = 0
         self._witnesses = Witnesses(int((1 - _OF_ALL) * row_limit))
         self._causal: dict[Origin, _Causal] = {}
-        self._places: dict[Head, tuple[_Places, _Places]] = {}
+        self._places: dict[Head, tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]] = {}
         self._ranks = LastRows("ranks", ("rank",))
         self._stated = LastRows("ranks", ("rank", "world_size"))  # the last of each size that the job had
         self._communicators = LastRows("communicators", ("comm", "rank"))
@@ -342,7 +342,7 @@ class Window:
         known = self._causal
         for origin in set(map(_ORIGIN, blocks)).difference(known):
             known[origin] = self._causal_of(origin, definitions)
-        causal_blocks = [(block, causal) for block in blocks if (causal := known[block.origin]) is not _NOTHING]
+        causal_blocks = [(block, causal) for block in blocks if len((causal := known[block.origin]).place)]
         if causal_blocks:
             self._metrics.append(_Samples(causal_blocks))
             self._samples += self._metrics[-1].size
@@ -364,14 +364,12 @@ class Window:
     def _causal_of(self, origin: Origin, definitions: Definitions) -> _Causal:
         """The series of a schema that a cause is read from."""
         schema = definitions.schemas[origin.schema]
-        known = self._places.get(schema.head)
-        if known is None:
-            causal = _Places.of(schema.head, lambda name: name.startswith(CAUSAL))
-            known = self._places[schema.head] = causal, _Places.of(schema.head, CPUS.__eq__)
-        causal, cpus = known
-        if not len(causal.place):
-            return _NOTHING
-        return _Causal(causal, cpus if len(cpus.place) else _NOWHERE, np.array(schema.words, object))
+        head = schema.head
+        if head not in self._places:
+            place = np.array([place for place, name in enumerate(head.names) if name.startswith(CAUSAL)], np.int64)
+            self._places[head] = place, np.array([head.names[one] for one in place.tolist()], object)
+        place, name = self._places[head]
+        return _Causal(place, name, np.array(schema.words, object)[head.word[place]])
 
     def _observe(self, chunk: Chunk) -> None:
         """Replace what each rank had in flight by what its newest state says; a rank that is gone waits for nothing."""
@@ -587,30 +585,15 @@ def _tuples(table: Table | None, columns: Mapping[str, Any]) -> Iterator[tuple[A
     return zip(*(table[name].tolist() for name in columns), strict=True)
 
 
-class _Places(NamedTuple):
-    """What of a schema causes are read from, as all nodes of one kind have it: places, names, and which of the schema's
-    words are their labels (C,)."""
+class _Causal(NamedTuple):
+    """The series of a node's schema that causes are read from: their places, names and labels (C,).
+
+    Nodes of one kind share places and names, by which what they sent is taken apart together.
+    """
 
     place: np.ndarray[Any, Any]
     name: np.ndarray[Any, Any]
-    word: np.ndarray[Any, Any]
-
-    @classmethod
-    def of(cls, head: Head, wanted: Callable[[str], bool]) -> _Places:
-        place = np.array([place for place, name in enumerate(head.names) if wanted(name)], np.int64)
-        return cls(place, np.array([head.names[one] for one in place.tolist()], object), head.word[place])
-
-
-class _Causal(NamedTuple):
-    """The series of a node's schema that causes are read from; ``cpus``: those that say how many CPUs there are."""
-
-    all: _Places
-    cpus: _Places
-    words: np.ndarray[Any, Any]
-
-
-_NOWHERE = _Places(np.empty(0, np.int64), np.empty(0, object), np.empty(0, np.int64))
-_NOTHING = _Causal(_NOWHERE, _NOWHERE, np.empty(0, object))
+    labels: np.ndarray[Any, Any]
 
 
 class _Samples:
@@ -624,7 +607,7 @@ class _Samples:
     def long(self) -> Table:
         samples = self._held  # read once: two threads may ask
         if isinstance(samples, list):
-            samples = self._held = _long([(block, causal.all, causal.words) for block, causal in samples])
+            samples = self._held = _long(samples)
         return samples
 
     def cpus(self) -> Table:
@@ -632,32 +615,34 @@ class _Samples:
         if self._cpus is None:
             samples = self._held
             if isinstance(samples, list):
-                of_cpus = [(block, one.cpus, one.words) for block, one in samples if one.cpus is not _NOWHERE]
-                self._cpus = _long(of_cpus)
+                self._cpus = _long(samples, CPUS)
             else:
                 self._cpus = chosen(samples, samples["name"] == CPUS)
         return self._cpus
 
 
-def _long(blocks: list[tuple[MetricRows, _Places, np.ndarray[Any, Any]]]) -> Table:
-    """Causal series as long rows, in the model's columns; texts are objects, of which many rows share one."""
-    alike: dict[tuple[int, int, int], list[tuple[MetricRows, _Places, np.ndarray[Any, Any]]]] = {}
+def _long(blocks: list[tuple[MetricRows, _Causal]], only: str = "") -> Table:
+    """Causal series, or ``only`` that one, as long rows, in the model's columns; many rows share one text."""
+    alike: dict[tuple[int, int, int], list[tuple[MetricRows, _Causal]]] = {}
     for one in blocks:
-        alike.setdefault((id(one[1]), one[0].ticks, one[0].size), []).append(one)
-    return _joined([_long_of_one_kind(found) for found in alike.values()])
+        alike.setdefault((id(one[1].place), one[0].ticks, one[0].size), []).append(one)
+    return _joined([_long_of_one_kind(found, only) for found in alike.values()])
 
 
-def _long_of_one_kind(blocks: list[tuple[MetricRows, _Places, np.ndarray[Any, Any]]]) -> Table:
+def _long_of_one_kind(blocks: list[tuple[MetricRows, _Causal]], only: str) -> Table:
     """The same of blocks with the same series and as many ticks: nodes' of one kind are one array."""
-    first, places, _ = blocks[0]
-    values = eights(b"".join([block.raw for block, _, _ in blocks]), np.float64)
-    values = values.reshape(len(blocks), first.ticks, -1)[:, :, places.place]
+    first, causal = blocks[0]
+    wanted = np.flatnonzero(causal.name == only) if only else np.arange(len(causal.name))
+    if not len(wanted):
+        return empty(METRICS)
+    values = eights(b"".join([block.raw for block, _ in blocks]), np.float64)
+    values = values.reshape(len(blocks), first.ticks, -1)[:, :, causal.place[wanted]]
     known = ~np.isnan(values)
     columns = {
-        "node": np.array([block.node for block, _, _ in blocks], object)[:, None, None],
-        "name": places.name[None, None, :],
-        "labels": np.stack([words[places.word] for _, _, words in blocks])[:, None, :],
-        "time_ns": np.stack([block.times for block, _, _ in blocks])[:, :, None],
+        "node": np.array([block.node for block, _ in blocks], object)[:, None, None],
+        "name": causal.name[wanted][None, None, :],
+        "labels": np.stack([each.labels[wanted] for _, each in blocks])[:, None, :],
+        "time_ns": np.stack([block.times for block, _ in blocks])[:, :, None],
         "value": values,
     }
     return {name: np.broadcast_to(columns[name], values.shape)[known] for name in METRICS}
