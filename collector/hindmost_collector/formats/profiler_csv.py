@@ -36,7 +36,7 @@ from hindmost_collector.recordings.rank_mapping import (
     WINDOW_NS,
     communicators,
     counted,
-    in_one_order,
+    positions,
     stride,
     thinned,
     world_ranks,
@@ -268,28 +268,15 @@ def _notes(read: list[_File]) -> list[str]:
 
 
 def _positions(parts: list[_File]) -> list[Array]:
-    """Each row's position in its communicator, alike on all members.
-
-    The file counts per function; the order of enqueueing, which NCCL demands to be one on all members, joins the
-    functions.
-    """
-    positions = [_counted_p2p(part.columns) for part in parts]
-    names = sorted({str(name) for part in parts for name in np.unique(part.columns["op"])})
-    keys = [np.searchsorted(names, part.columns["op"]).astype(np.int64) << 40 | part.columns["seq"] for part in parts]
-    for comm in {comm for part in parts for comm in part.rank_in}:
-        chosen = [np.flatnonzero((part.columns["comm"] == comm) & ~part.columns["p2p"]) for part in parts]
-        places = in_one_order([key[rows_] for key, rows_ in zip(keys, chosen, strict=True)])
-        for place, rows_, out in zip(places, chosen, positions, strict=True):
-            out[rows_] = place
-    return positions
-
-
-def _counted_p2p(columns: Mapping[str, Array]) -> Array:
-    """Point-to-point operations numbered per communicator, direction and peer; 0 for the others."""
-    seq = np.zeros(len(columns["comm"]), dtype=np.int64)
-    p2p = np.flatnonzero(columns["p2p"])
-    seq[p2p] = counted([columns[name][p2p] for name in ("comm", "op", "seq")])
-    return seq
+    """Each row's position in its communicator, alike on all members; of a send or a receive, with its peer."""
+    lengths = [len(part.columns["comm"]) for part in parts]
+    names = ("comm", "op", "p2p", "seq", "enqueue")
+    c = {name: np.concatenate([part.columns[name] for part in parts]) for name in names}
+    c["process"], p2p = np.repeat(np.arange(len(parts)), lengths), c["p2p"]
+    found = np.zeros(len(p2p), np.int64)
+    found[p2p] = counted([c[name][p2p] for name in ("process", "comm", "op", "seq")])
+    found[~p2p] = positions(*(c[name][~p2p] for name in ("comm", "op", "seq", "enqueue", "process")))
+    return np.split(found, np.cumsum(lengths)[:-1])
 
 
 def gpu_ahead(c: dict[str, Array]) -> int:

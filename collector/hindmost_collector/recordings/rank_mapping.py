@@ -100,47 +100,6 @@ def positions(comm: Array, op: Array, number: Array, time: Array, process: Array
     return out
 
 
-def in_one_order(members: Sequence[Array]) -> list[Array]:
-    """Each operation's position in a communicator, the same on all members, from their keys in each one's own order.
-
-    A key is a function's code and number. The member that saw most gives the order. A line that it is missing keeps
-    its place too, even if no file has it: otherwise all later ones would be one off against other groups of its
-    class.
-    """
-    reference = max(members, key=len)
-    order = np.argsort(reference, kind="stable")
-    keys, place = reference[order], order
-    lacking = [np.setdiff1d(member, keys) for member in members if not np.array_equal(member, reference)]
-    whole = not any(len(one) for one in lacking) and not _gaps(keys)
-    if not whole:
-        every = np.unique(np.concatenate([keys, *lacking]))
-        place = _order(every, _between(every, keys, order))
-        keys = every
-    earlier = _preceding(keys)
-    at_once = [whole and np.array_equal(member, reference) for member in members]
-    return [
-        np.arange(len(one)) + earlier if same else place[np.searchsorted(keys, one)] + earlier
-        for one, same in zip(members, at_once, strict=True)
-    ]
-
-
-def _gaps(keys: Array) -> bool:
-    """Whether numbers are left out between those of one function."""
-    apart = np.diff(keys)
-    return bool(((apart > 1) & (apart < 1 << (_NUMBER_BITS - 1))).any())
-
-
-def _between(every: Array, keys: Array, place: Array) -> Array:
-    """A place for each of ``every`` key: that of a known one, or one between the next of its function."""
-    found = np.empty(len(every))
-    for code in np.unique(every >> _NUMBER_BITS).tolist():
-        mine, known = every >> _NUMBER_BITS == code, keys >> _NUMBER_BITS == code
-        found[mine] = len(keys)
-        if known.any():
-            found[mine] = np.interp(every[mine], keys[known], place[known], left=-1.0, right=len(keys))
-    return found
-
-
 def _mean_time(which: Array, time: Array, process: Array) -> Array:
     """The mean time at which each operation was seen, by the clock of the process that saw most of them."""
     most = process == np.argmax(np.bincount(process))

@@ -1,11 +1,12 @@
 """Which ranks processes are: by the job's other nodes, and by when a Flight Recorder dump saw them enqueue."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hindmost_collector.recordings.load import load
-from hindmost_collector.recordings.rank_mapping import GUESSED, in_one_order, world_ranks
+from hindmost_collector.recordings.rank_mapping import GUESSED, positions, world_ranks
 
 from tests.collector.foreign_files import dump, entry, profiler_line, step_lines, write
 
@@ -117,24 +118,33 @@ def test_gpus_that_have_the_ranks_numbers_are_theirs(tmp_path: Path) -> None:
 REDUCE, GATHER = 0 << 40, 1 << 40
 
 
+def in_one_order(members: list[Any], times: list[Any] | None = None) -> list[list[int]]:
+    """The positions of members' operations, each a function's code and number, that came at these times."""
+    keys, process = np.concatenate(members), np.repeat(np.arange(len(members)), list(map(len, members)))
+    time = keys if times is None else np.concatenate(times)
+    found = positions(np.zeros(len(keys), np.uint64), keys >> 40, keys % (1 << 40), time, process)
+    return [found[process == one].tolist() for one in range(len(members))]
+
+
 def test_all_after_a_line_that_both_members_lack_keep_their_places() -> None:
     """Of ten operations the fifth is in no file, and the eighth is in one's alone."""
     one = np.array([REDUCE | n for n in (0, 1, 2, 3, 5, 6, 7, 8, 9)])
     other = np.array([REDUCE | n for n in (0, 1, 2, 3, 5, 6, 8, 9)])
     places = in_one_order([other, one])
-    assert places[0].tolist() == [0, 1, 2, 3, 5, 6, 8, 9]
-    assert places[1].tolist() == [0, 1, 2, 3, 5, 6, 7, 8, 9]
+    assert places[0] == [0, 1, 2, 3, 5, 6, 8, 9]
+    assert places[1] == [0, 1, 2, 3, 5, 6, 7, 8, 9]
 
 
 def test_what_the_longest_member_lacks_comes_where_it_was_among_another_function() -> None:
     """A reduce and a gather in turn: a lost gather leaves its place between two reduces."""
     whole = np.array([key for n in range(6) for key in (REDUCE | n, GATHER | n)])
     lost = np.delete(whole, 5)  # the third gather
-    assert in_one_order([lost])[0].tolist() == [0, 1, 2, 3, 4, 6, 7, 8, 9, 10, 11]
+    every, seen = np.arange(12), np.delete(np.arange(12), 5)
+    assert in_one_order([lost], [seen])[0] == [0, 1, 2, 3, 4, 6, 7, 8, 9, 10, 11]
     longer = np.append(lost, [REDUCE | 6, GATHER | 6])
-    assert in_one_order([whole, longer])[0].tolist() == list(range(12))
+    assert in_one_order([whole, longer], [every, np.append(seen, [12, 13])])[0] == list(range(12))
 
 
 def test_operations_that_ran_before_the_file_begins_count() -> None:
     """Numbers that begin at four have four before them."""
-    assert in_one_order([REDUCE | np.arange(4, 8)])[0].tolist() == [4, 5, 6, 7]
+    assert in_one_order([REDUCE | np.arange(4, 8)])[0] == [4, 5, 6, 7]
