@@ -71,20 +71,27 @@ RANK_INFO = gauge(
 _OF_RANK = ("job_id", "rank")
 #: Counter in ``RankTotals`` to its metric.
 RANK_METRICS: Mapping[str, Metric] = {
-    name: (counter if name.endswith("_total") else gauge)(f"hindmost_rank_{name}", text, *_OF_RANK)
+    name.removeprefix("hindmost_rank_"): (counter if name.endswith("_total") else gauge)(name, text, *_OF_RANK)
     for name, text in {
-        "steps_total": "Steps finished; inferred from the collectives where the rank marks none.",
-        "step_seconds_total": "Time in steps.",
-        "work_total": "Items (samples or tokens) of the steps finished, where the job or its framework counts them.",
-        "collectives_total": "Collective calls finished.",
-        "wait_seconds_total": "Time in collectives beyond the shortest of the members: waiting for others.",
-        "caused_wait_seconds_total": "Time that the other members waited in collectives in which this rank was last to "
-        "arrive, summed over them.",
-        "last_arrivals_total": "Collectives in which this rank was last to arrive.",
-        "horovod_cycles_total": "Cycles of Horovod's thread; in each, all ranks say which tensors are ready.",
-        "horovod_cycle_seconds_total": "Time in these cycles; divided by their number, the cycle time.",
-        "last_step": "Number of the newest step finished.",
-        "events_lost_total": "Probe events overwritten before the agent read them.",
+        "hindmost_rank_steps_total": "Steps finished; inferred from the collectives where the rank marks none.",
+        "hindmost_rank_step_seconds_total": "Time in steps.",
+        "hindmost_rank_work_total": (
+            "Items (samples or tokens) of the steps finished, where the job or its framework counts them."
+        ),
+        "hindmost_rank_collectives_total": "Collective calls finished.",
+        "hindmost_rank_wait_seconds_total": (
+            "Time in collectives beyond the shortest of the members: waiting for others."
+        ),
+        "hindmost_rank_caused_wait_seconds_total": (
+            "Time that the other members waited in collectives in which this rank was last to arrive, summed over them."
+        ),
+        "hindmost_rank_last_arrivals_total": "Collectives in which this rank was last to arrive.",
+        "hindmost_rank_horovod_cycles_total": (
+            "Cycles of Horovod's thread; in each, all ranks say which tensors are ready."
+        ),
+        "hindmost_rank_horovod_cycle_seconds_total": "Time in these cycles; divided by their number, the cycle time.",
+        "hindmost_rank_last_step": "Number of the newest step finished.",
+        "hindmost_rank_events_lost_total": "Probe events overwritten before the agent read them.",
     }.items()
 }
 PHASE_SECONDS = counter(
