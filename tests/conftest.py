@@ -16,6 +16,7 @@ from hindmost import daemon_process
 from hypothesis import HealthCheck, settings
 
 from tests import recordings
+from tests.commands import Says
 from tests.needs import CONDITIONS, FETCHED_PYTHON, need
 from tests.programs import PACKAGES
 
@@ -78,6 +79,12 @@ def reports_are_shared(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Among the workers of this run, each of which has a folder of its own in one of the run's."""
     mine = tmp_path_factory.getbasetemp()
     recordings.shared[:] = [mine.parent if mine.name.startswith("popen-") else mine]
+
+
+@pytest.fixture
+def says(capsys: pytest.CaptureFixture[str]) -> Says:
+    """``says(0, ["report", PATH]).out``."""
+    return Says(capsys)
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from hindmost_cli.attach import target
 from hindmost_cli.attach.injected import Folded
 from hindmost_cli.attach.phases import Frame, Shares
 
+from tests.commands import Says
 from tests.ring_records import Tables
 
 
@@ -119,13 +120,11 @@ def test_a_lone_rank_leads_to_its_launcher() -> None:
     assert "no other rank to compare with\n`hindmost attach 4711`, its launcher, compares all ranks\n" in shown
 
 
-def test_a_bare_number_is_a_pid(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_bare_number_is_a_pid(says: Says) -> None:
     """Also after an option. Two ways to say which process are an error."""
     for words in (["4194399"], ["--seconds", "3", "4194399"], ["4194399", "--stacks"]):
-        assert main(["attach", *words]) == 2
-        assert "--pid 4194399: there is no such process" in capsys.readouterr().err
-    assert main(["attach", "4194399", "--job", "a"]) == 2
-    assert "not allowed with argument" in capsys.readouterr().err
+        assert "--pid 4194399: there is no such process" in says(2, ["attach", *words]).err
+    assert "not allowed with argument" in says(2, ["attach", "4194399", "--job", "a"]).err
 
 
 def test_a_rank_that_stays_at_one_line_of_no_phase_is_reported_with_it() -> None:

@@ -15,6 +15,7 @@ from hindmost_agent import stacks
 from hindmost_cli.attach import injected
 from hindmost_judge.types import UNREAD
 
+from tests.commands import Says
 from tests.waiting import wait_until
 
 #: A loop that spends its time in two functions, for so many seconds each; waking up late must not change the shares.
@@ -94,9 +95,7 @@ def test_a_rank_whose_interpreter_has_ended_does_not_hide_the_others(
 
 
 @needs_py_spy
-def test_a_running_process_shows_where_it_stands(
-    train: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_running_process_shows_where_it_stands(train: Callable[..., int], tmp_path: Path, says: Says) -> None:
     """A dump holds the functions a process is in, and is kept where asked for; of one that is gone it says why not."""
     pid = train(LOOP, "1.0", "0.002")
     wait_until(lambda: "<module> (script.py:" in stacks.dump(pid))
@@ -105,15 +104,14 @@ def test_a_running_process_shows_where_it_stands(
     (kept,) = (tmp_path / "run/stacks").iterdir()
     assert "<module> (script.py:" in kept.read_text()
     assert kept.read_text().startswith("--- 20")
-    assert hindmost_cli.main(["attach", "--stacks", f"--pid={pid}", "--save-to", str(kept)]) == 1
-    assert capsys.readouterr().err.startswith(
+    assert says(1, ["attach", "--stacks", f"--pid={pid}", "--save-to", str(kept)]).err.startswith(
         f"hindmost attach: --save-to: cannot write {kept}/stacks (Not a directory)"
     )
     assert stacks.dump(2**22 + 1).startswith(f"no stack of process {2**22 + 1}: ")
 
 
 def test_a_python_314_is_entered_and_left_without_a_trace(
-    train: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str], python_314: str
+    train: Callable[..., int], tmp_path: Path, says: Says, python_314: str
 ) -> None:
     """Phases are measured from inside; afterwards modules, hooks, environment and open files are what they were."""
     script = """
@@ -140,8 +138,7 @@ def test_a_python_314_is_entered_and_left_without_a_trace(
                 time.sleep(0.08)
     """
     pid = train(script, str(tmp_path / "seen"), python=python_314, RANK="0", WORLD_SIZE="1")
-    assert hindmost_cli.main(["attach", "--seconds", "3", "--format", "json", f"--pid={pid}"]) == 0
-    report = json.loads(capsys.readouterr().out)
+    report = json.loads(says(0, ["attach", "--seconds", "3", "--format", "json", f"--pid={pid}"]).out)
     assert report["method"] == "measured inside"
     phases = {name: seen["share"] for name, seen in report["ranks"][0]["phases"].items()}
     assert 0.55 < phases["input"] < 0.85
@@ -152,23 +149,19 @@ def test_a_python_314_is_entered_and_left_without_a_trace(
 
 
 def test_a_python_314_that_makes_no_step_can_be_sampled_is_said(
-    train: Callable[..., int], capsys: pytest.CaptureFixture[str], python_314: str
+    train: Callable[..., int], says: Says, python_314: str
 ) -> None:
     """Phases are measured in steps: of a loop that has none that is said, and what shows it all the same."""
     pid = train(LOOP, "0.2", "0.02", python=python_314, RANK="0", WORLD_SIZE="1")
-    assert hindmost_cli.main(["attach", "--seconds", "1", f"--pid={pid}"]) == 0
-    assert f"process {pid} finished no step" in (said := capsys.readouterr().out)
+    assert f"process {pid} finished no step" in (said := says(0, ["attach", "--seconds", "1", f"--pid={pid}"]).out)
     assert f"`hindmost attach --sample --pid {pid}`" in said
 
 
 @needs_py_spy
-def test_a_python_314_can_be_sampled_from_outside(
-    train: Callable[..., int], capsys: pytest.CaptureFixture[str], python_314: str
-) -> None:
+def test_a_python_314_can_be_sampled_from_outside(train: Callable[..., int], says: Says, python_314: str) -> None:
     """Where it is asked for, py-spy looks into the newest Python too, and nothing enters the process."""
     pid = train(LOOP, "0.2", "0.02", python=python_314, RANK="0", WORLD_SIZE="1")
-    assert hindmost_cli.main(["attach", "--sample", "--seconds", "2", "--format", "json", f"--pid={pid}"]) == 0
-    report = json.loads(capsys.readouterr().out)
+    report = json.loads(says(0, ["attach", "--sample", "--seconds", "2", "--format", "json", f"--pid={pid}"]).out)
     assert report["method"].startswith("sampled")
     assert report["ranks"][0]["phases"]["comm"]["share"] > 0.6
     assert stacks.dump(pid).splitlines()[1].startswith("Python v3.14.")

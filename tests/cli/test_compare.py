@@ -20,6 +20,7 @@ from hindmost_collector.simulate.write import write
 from hindmost_judge.judge import judge
 from hindmost_judge.model import COLLECTIVES, Run, empty
 
+from tests.commands import Says
 from tests.scenarios import loads
 
 SLOW = {"rank": 2, "compute": 3.0}
@@ -297,22 +298,20 @@ def test_a_run_without_steps_is_reported_as_that() -> None:
     assert "no comparison" in text.render(compare(job(), nothing))
 
 
-def test_the_command_compares_two_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_compares_two_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str], says: Says) -> None:
     """``hindmost compare A B`` takes whatever ``hindmost report`` takes."""
     for name, faults in (("a", []), ("b", [SLOW])):
         write(job(faults=faults), tmp_path / name, "run")
     assert main(["compare", str(tmp_path / "a"), str(tmp_path / "b"), "--format", "json"]) == 0
     assert json.loads(capsys.readouterr().out)["schema"] == "hindmost.compare/1"
     for command in (["compare", str(tmp_path / "a")], ["report"]):
-        assert main([*command, str(tmp_path / "none")]) == 2
-        assert "none: no such file or folder; give a run directory" in capsys.readouterr().err
+        assert "none: no such file or folder; give a run directory" in says(2, [*command, str(tmp_path / "none")]).err
 
 
-def test_a_run_is_not_compared_with_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_is_not_compared_with_itself(tmp_path: Path, says: Says) -> None:
     """However its path is written: a condition to fail would always pass."""
     (tmp_path / "a").mkdir()
-    assert main(["compare", str(tmp_path / "a"), f"{tmp_path}/b/../a/"]) == 2
-    assert "one run is named twice" in capsys.readouterr().err
+    assert "one run is named twice" in says(2, ["compare", str(tmp_path / "a"), f"{tmp_path}/b/../a/"]).err
 
 
 def trained(ranks: int, batch: int, step_ms: float = 100.0, seed: int = 1) -> Run:
@@ -425,15 +424,13 @@ def test_what_was_not_measured_neither_fails_nor_passes() -> None:
         condition("input>3%").holds(compare(job(1), job(2)))
 
 
-def test_the_command_fails_by_a_condition(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_fails_by_a_condition(tmp_path: Path, capsys: pytest.CaptureFixture[str], says: Says) -> None:
     """With 1, after the comparison; with 2 where it cannot be decided."""
     for name, faults in (("a", []), ("b", [SLOW])):
         write(job(faults=faults), tmp_path / name, "run")
     command = ["compare", str(tmp_path / "a"), str(tmp_path / "b"), "--fail-if"]
-    assert main([*command, "step>90%"]) == 0
-    capsys.readouterr()
-    assert main([*command, "step>3%"]) == 1
-    said = capsys.readouterr()
+    says(0, [*command, "step>90%"])
+    said = says(1, [*command, "step>3%"])
     assert "RESULT B is slower" in said.out
     assert said.err == "hindmost: failed by --fail-if step>3%\n"
     assert main([*command, "input>3%"]) == 2

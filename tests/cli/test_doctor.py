@@ -13,6 +13,7 @@ from hindmost_agent import stacks
 from hindmost_cli import doctor, main
 from hindmost_cli.doctor import Finding, Machine
 
+from tests.commands import Says
 from tests.programs import shell_program
 
 STATES = {"yes", "part", "no"}
@@ -225,18 +226,16 @@ def test_a_wheel_needs_no_compiler(bare: Machine, monkeypatch: pytest.MonkeyPatc
     assert all("prebuilt" in finding.found for finding in found.values())
 
 
-def test_json_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_for_programs(says: Says) -> None:
     """--format json holds the same findings, a key a check."""
-    assert main(["doctor", "--format", "json"]) == 0
-    said = json.loads(capsys.readouterr().out)
+    said = json.loads(says(0, ["doctor", "--format", "json"]).out)
     assert list(said) == list(doctor.CHECKS)
     assert said["python"]["state"] == "yes"
 
 
-def test_an_interpreter_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_interpreter_that_is_not_there(says: Says) -> None:
     """--python with a path that does not exist is refused by name."""
-    assert main(["doctor", "--python", "/no/such/python"]) == 2
-    assert "/no/such/python" in capsys.readouterr().err
+    assert "/no/such/python" in says(2, ["doctor", "--python", "/no/such/python"]).err
 
 
 def launcher(folder: Path, *lines: str) -> list[str]:
@@ -244,7 +243,7 @@ def launcher(folder: Path, *lines: str) -> list[str]:
     return [str(shell_program(folder / "srun", "\n".join(["cat <<'END'", *lines, "END"]))), "--nodelist=n[1-4]"]
 
 
-def test_what_each_node_of_a_cluster_lacks_is_one_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_each_node_of_a_cluster_lacks_is_one_table(tmp_path: Path, says: Says) -> None:
     """Each finding once, with its nodes; and who did not answer. Launchers label lines, and print others."""
     gpu, full = (
         Finding("no", "no driver", "no clocks", "load it"),
@@ -257,8 +256,7 @@ def test_what_each_node_of_a_cluster_lacks_is_one_table(tmp_path: Path, capsys: 
         "[n3] " + doctor.as_line({"gpu": fine, "shared memory": fine}, "n3"),
         'a banner {"doctor": that is none',
     ]
-    assert main(["doctor", "--cluster", *launcher(tmp_path, *said)]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = says(0, ["doctor", "--cluster", *launcher(tmp_path, *said)]).out.splitlines()
     assert lines[0] == "3 nodes answered"
     assert "no    gpu            n1, n2.example: no driver" in lines
     assert "part  shared memory  n2.example: 1 MiB free" in lines

@@ -13,6 +13,8 @@ from hindmost import requirements
 from hindmost_collector.simulate import Scenario, simulate
 from hindmost_collector.simulate.write import run_directory
 
+from tests.commands import Says
+
 
 @pytest.fixture
 def fails(monkeypatch: pytest.MonkeyPatch) -> Callable[[Exception], None]:
@@ -28,16 +30,14 @@ def fails(monkeypatch: pytest.MonkeyPatch) -> Callable[[Exception], None]:
     return make
 
 
-def test_an_empty_path_is_not_this_folder(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_empty_path_is_not_this_folder(says: Says) -> None:
     """An unset variable: the line says so."""
-    assert hindmost_cli.main(["report", ""]) == 2
-    assert capsys.readouterr().err == "hindmost report: PATH is empty: is a variable not set?\n"
+    assert says(2, ["report", ""]).err == "hindmost report: PATH is empty: is a variable not set?\n"
 
 
-def test_part_of_an_option_is_not_taken_for_the_whole(capsys: pytest.CaptureFixture[str]) -> None:
+def test_part_of_an_option_is_not_taken_for_the_whole(says: Says) -> None:
     """``--out`` is an option of ``run``, and a folder: of ``report`` it would write a file of that name."""
-    assert hindmost_cli.main(["report", "runs/7", "--out", "folder"]) == 2
-    assert "--out" in capsys.readouterr().err
+    assert "--out" in says(2, ["report", "runs/7", "--out", "folder"]).err
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_a_missing_distribution_is_named_with_the_command_that_installs_it(
 
 
 def test_without_an_installed_hindmost_a_missing_module_is_named(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], fails: Callable[[Exception], None]
+    monkeypatch: pytest.MonkeyPatch, says: Says, fails: Callable[[Exception], None]
 ) -> None:
     """A tree on PYTHONPATH has no metadata: the line names the module, and what installs hindmost."""
 
@@ -104,17 +104,15 @@ def test_without_an_installed_hindmost_a_missing_module_is_named(
 
     monkeypatch.setattr(requirements.metadata, "requires", unknown)
     fails(ModuleNotFoundError("No module named 'duckdb'", name="duckdb"))
-    assert hindmost_cli.main(["report"]) == 1
-    said = capsys.readouterr().err
+    said = says(1, ["report"]).err
     assert said.startswith("hindmost report: no module duckdb: pip install ")
     assert said.count("\n") == 1
 
 
 @pytest.mark.parametrize("words", [["nonsense"], ["report"], ["report", "--nonsense", "."], ["top", "--interval", "x"]])
-def test_wrong_words_are_one_line_with_the_remedy(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
+def test_wrong_words_are_one_line_with_the_remedy(says: Says, words: list[str]) -> None:
     """An unknown option, a missing argument, a wrong number: one line, exit code 2."""
-    assert hindmost_cli.main(words) == 2
-    (line,) = capsys.readouterr().err.splitlines()
+    (line,) = says(2, words).err.splitlines()
     name = " report" * (words[0] == "report") + " top" * (words[0] == "top")
     assert line.startswith(f"hindmost{name}: ")
     assert line.endswith(f"; `hindmost{name} --help` lists the {'options' if name else 'commands'}")
@@ -160,12 +158,11 @@ def test_wrong_words_are_one_line_with_the_remedy(capsys: pytest.CaptureFixture[
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_done(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, says: Says, words: list[str], message: str
 ) -> None:
     """An unset variable, a number that no job has: one line names it, exit code 2, and nothing is written."""
     monkeypatch.chdir(tmp_path)
-    assert hindmost_cli.main(words) == 2
-    (line,) = capsys.readouterr().err.splitlines()
+    (line,) = says(2, words).err.splitlines()
     assert line.startswith(f"hindmost {words[0]}: {message}")
     assert list(tmp_path.iterdir()) == []
 
@@ -184,10 +181,9 @@ def test_a_truth_that_cannot_be_written_is_named(tmp_path: Path, capsys: pytest.
     assert said.endswith(f"; make its folder first: mkdir -p {truth.parent}\n")
 
 
-def test_a_job_without_run_is_told_how_to_start(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_job_without_run_is_told_how_to_start(says: Says) -> None:
     """Who writes hindmost before a command, as before nsys or strace, is not shown a list of thirteen words."""
-    assert hindmost_cli.main(["mpirun", "-np", "4"]) == 2
-    assert "`hindmost run -- mpirun ...` starts a job" in capsys.readouterr().err
+    assert "`hindmost run -- mpirun ...` starts a job" in says(2, ["mpirun", "-np", "4"]).err
 
 
 @pytest.mark.parametrize(
@@ -200,14 +196,12 @@ def test_a_slip_is_answered_by_what_was_meant(typed: list[str], meant: str, caps
     assert capsys.readouterr().err.endswith(f" did you mean `{meant}`?\n")
 
 
-def test_an_option_of_another_command_is_said_to_be_its(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_option_of_another_command_is_said_to_be_its(capsys: pytest.CaptureFixture[str], says: Says) -> None:
     """Who mixes two commands up reads which one has it; of an unknown option, where all are listed."""
-    assert hindmost_cli.main(["report", "run", "--fail-if", "step>3%"]) == 2
-    assert "; --fail-if belongs to `hindmost compare`" in capsys.readouterr().err
+    assert "; --fail-if belongs to `hindmost compare`" in says(2, ["report", "run", "--fail-if", "step>3%"]).err
     assert hindmost_cli.main(["--fail-if", "run"]) == 2
     assert "unrecognized arguments: --fail-if; --fail-if belongs to `hindmost compare`" in capsys.readouterr().err
-    assert hindmost_cli.main(["report", "run", "--fail-never"]) == 2
-    assert "; `hindmost report --help` lists the options" in capsys.readouterr().err
+    assert "; `hindmost report --help` lists the options" in says(2, ["report", "run", "--fail-never"]).err
 
 
 @pytest.mark.parametrize(
@@ -233,7 +227,7 @@ def test_what_the_system_refuses_is_one_line(
 
 
 @pytest.mark.parametrize("what", ["nothing there", "empty", "torn"])
-def test_reporting_a_directory_that_is_no_run(tmp_path: Path, what: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_reporting_a_directory_that_is_no_run(tmp_path: Path, what: str, says: Says) -> None:
     """A missing or empty directory, and a run whose segments are all torn, is refused by name in one line."""
     out = tmp_path / "run"
     if what == "torn":
@@ -242,7 +236,6 @@ def test_reporting_a_directory_that_is_no_run(tmp_path: Path, what: str, capsys:
             segment.write_bytes(segment.read_bytes()[:40])
     elif what == "empty":
         out.mkdir()
-    assert hindmost_cli.main(["report", str(out)]) == 2
-    said = capsys.readouterr().err
+    said = says(2, ["report", str(out)]).err
     assert str(out) in said
     assert said.count("\n") == 1

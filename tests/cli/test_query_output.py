@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from hindmost_cli import main
 
+from tests.commands import Says
+
 LONG = "select rank, repeat('word ', 40) as text, 1.5 as ratio, null as nothing from ranks order by rank limit 2"
 
 
@@ -36,10 +38,9 @@ def test_a_pipe_gets_one_line_a_row_however_long(run: Path, capsys: pytest.Captu
 
 
 @pytest.mark.usefixtures("terminal")
-def test_a_terminal_gets_long_values_folded_in_their_column(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_terminal_gets_long_values_folded_in_their_column(run: Path, says: Says) -> None:
     """No line is longer than the terminal, and nothing is cut."""
-    assert main(["query", str(run), LONG]) == 0
-    shown = capsys.readouterr().out
+    shown = says(0, ["query", str(run), LONG]).out
     assert max(map(len, shown.splitlines())) <= 60
     assert shown.count("word") == 80
     assert shown.split()[:4] == ["rank", "text", "ratio", "nothing"]
@@ -54,9 +55,8 @@ def test_a_terminal_gets_long_values_folded_in_their_column(run: Path, capsys: p
         ("select rank from ranks where rank > 99", "rank"),
     ],
 )
-def test_what_a_terminal_is_spared(run: Path, capsys: pytest.CaptureFixture[str], sql: str, said: str) -> None:
+def test_what_a_terminal_is_spared(run: Path, says: Says, sql: str, said: str) -> None:
     """Thousands of rows and escape sequences; an empty answer has its titles."""
-    assert main(["query", str(run), sql]) == 0
-    shown = capsys.readouterr().out
+    shown = says(0, ["query", str(run), sql]).out
     assert said in shown
     assert "\x1b" not in shown

@@ -12,6 +12,8 @@ from hindmost_collector.report.sections import SECTIONS
 from hindmost_collector.simulate import Scenario, simulate
 from hindmost_collector.simulate.write import write
 
+from tests.commands import Says
+
 
 @pytest.fixture(scope="module")
 def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -57,37 +59,32 @@ def test_sections_without_a_list_says_which_there_are(traces: Path, capsys: pyte
         (["--sections", "hosts,cpus"], "no section 'cpus'; sections are all, wall_clock"),
     ],
 )
-def test_unknown_sections_fail(words: list[str], said: str, traces: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_sections_fail(words: list[str], said: str, traces: Path, says: Says) -> None:
     """One line that names those that there are."""
-    assert main(["report", str(traces), *words]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
+    (line,) = says(2, ["report", str(traces), *words]).err.splitlines()
     assert said in line
 
 
-def test_a_run_taken_for_sections_is_an_error_that_says_so(traces: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_taken_for_sections_is_an_error_that_says_so(traces: Path, says: Says) -> None:
     """What follows the option is its list."""
-    assert main(["report", "--sections", str(traces)]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
+    (line,) = says(2, ["report", "--sections", str(traces)]).err.splitlines()
     assert line.endswith(f"--sections {traces}: this is a path; put PATH before --sections")
 
 
-def test_where_there_is_no_mfu_the_report_says_why(traces: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_where_there_is_no_mfu_the_report_says_why(traces: Path, says: Says) -> None:
     """It was asked for; without being asked for it is not missed."""
-    assert main(["report", str(traces), "--flops-per-sample", "1e9"]) == 0
-    assert "no MFU: " in capsys.readouterr().out
-    assert main(["report", str(traces)]) == 0
-    assert "MFU" not in capsys.readouterr().out
+    assert "no MFU: " in says(0, ["report", str(traces), "--flops-per-sample", "1e9"]).out
+    assert "MFU" not in says(0, ["report", str(traces)]).out
 
 
 def test_the_command_for_the_rest_can_be_typed_and_prints_it(
-    traces: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    traces: Path, capsys: pytest.CaptureFixture[str], says: Says, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the thresholds that were set; a path with a blank is quoted."""
     monkeypatch.setattr("hindmost_cli.stdio.program", lambda: "hindmost")
     spaced = tmp_path / "my traces"
     spaced.symlink_to(traces)
-    assert main(["report", str(spaced), "--set", "min_effect=0.5"]) == 0
-    short = capsys.readouterr().out
+    short = says(0, ["report", str(spaced), "--set", "min_effect=0.5"]).out
     label, _, command = next(line for line in short.splitlines() if " --explain" in line).partition(": ")
     name, *words = shlex.split(command)
     assert (name, words[:2]) == ("hindmost", ["report", str(spaced)])
@@ -105,24 +102,20 @@ def test_a_column_decides_only_where_it_was_measured(waited: float | None, colum
     assert deciding({"job": {}, "verdicts": verdicts, "ranks": rows}) == columns
 
 
-def test_a_format_goes_by_the_ending_of_its_files_too(traces: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_format_goes_by_the_ending_of_its_files_too(traces: Path, says: Says) -> None:
     """``md`` is what everybody types."""
-    assert main(["report", str(traces), "--format", "md"]) == 0
-    short = capsys.readouterr().out
-    assert main(["report", str(traces), "--format", "markdown"]) == 0
-    assert short == capsys.readouterr().out
+    short = says(0, ["report", str(traces), "--format", "md"]).out
+    assert short == says(0, ["report", str(traces), "--format", "markdown"]).out
 
 
-def test_a_page_without_scripts_shows_the_verdict(traces: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_page_without_scripts_shows_the_verdict(traces: Path, says: Says) -> None:
     """As in a text browser, or in a mail that blocks them."""
-    assert main(["report", str(traces), "--format", "html"]) == 0
-    page = capsys.readouterr().out
+    page = says(0, ["report", str(traces), "--format", "html"]).out
     assert "OK no rank is slow" in page[page.index("<noscript>") : page.index("</noscript>")]
 
 
-def test_a_brief_report_is_json(traces: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_brief_report_is_json(traces: Path, capsys: pytest.CaptureFixture[str], says: Says) -> None:
     """Nothing else can be brief: no other option is needed, and another format is refused."""
-    assert main(["report", str(traces), "--brief"]) == 0
-    assert json.loads(capsys.readouterr().out)["schema"] == brief.SCHEMA
+    assert json.loads(says(0, ["report", str(traces), "--brief"]).out)["schema"] == brief.SCHEMA
     assert main(["report", str(traces), "--brief", "--format", "text"]) != 0
     assert "only JSON can be brief" in capsys.readouterr().err

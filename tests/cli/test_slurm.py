@@ -18,6 +18,7 @@ from hindmost_collector.report import admin_comment, brief
 from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_judge.judge import judge
 
+from tests.commands import Says
 from tests.needs import need
 from tests.programs import shell_program
 
@@ -52,17 +53,15 @@ def report() -> dict[str, Any]:
     return dict(judge(simulate(Scenario(8, 60, faults=(Fault("compute", (3,), 0.06),))).run).to_dict())
 
 
-def test_a_summary_has_verdict_and_end(sacct: Path, report: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_summary_has_verdict_and_end(sacct: Path, report: dict[str, Any], says: Says) -> None:
     """Slurm 22.05 keeps the letters of a comment as small ones."""
     sacct.write_text(row(admin_comment.packed(report).lower()))
-    assert main(["report", "--slurm", "12.0"]) == 0
-    said = capsys.readouterr().out
+    said = says(0, ["report", "--slurm", "12.0"]).out
     assert "SLOW   rank 3" in said
     assert "COST   " in said
     assert "SLURM  12: COMPLETED, exit code 0:0, ran 00:01:00 on n[1-2]" in said
     assert "--jobs 12\n" in (sacct.parent / "asked").read_text()
-    assert main(["report", "--slurm", "12", "--format", "json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = json.loads(says(0, ["report", "--slurm", "12", "--format", "json"]).out)
     assert (found["schema"], found["verdicts"][0]["ranks"], found["slurm"]["number"]) == (brief.SCHEMA, [3], "12")
 
 
@@ -106,19 +105,17 @@ def test_a_summary_is_small_and_the_same_for_the_same_report(report: dict[str, A
         ),
     ],
 )
-def test_no_summary_is_one_line(sacct: Path, capsys: pytest.CaptureFixture[str], comment: str, said: str) -> None:
+def test_no_summary_is_one_line(sacct: Path, says: Says, comment: str, said: str) -> None:
     """Whatever stands there: of another tool or version, torn, or a bomb."""
     sacct.write_text(row(comment))
-    assert main(["report", "--slurm", "12"]) == 1
-    assert capsys.readouterr().err == f"hindmost report: {said}\n"
+    assert says(1, ["report", "--slurm", "12"]).err == f"hindmost report: {said}\n"
 
 
-def test_a_summary_does_not_control_the_terminal(sacct: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_summary_does_not_control_the_terminal(sacct: Path, says: Says) -> None:
     """Names in it are the job's."""
     found = {"schema": brief.SCHEMA, "title": "\x1b[2Jx", "verdicts": [], "pace": "\x1b]0;y\x07"}
     sacct.write_text(row(of(json.dumps(found).encode())))
-    assert main(["report", "--slurm", "12"]) == 0
-    assert "\x1b" not in capsys.readouterr().out
+    assert "\x1b" not in says(0, ["report", "--slurm", "12"]).out
 
 
 @pytest.mark.parametrize(
@@ -153,23 +150,21 @@ def test_without_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
     assert capsys.readouterr().err == "hindmost report: sacct is not on PATH: run this where Slurm's commands are\n"
 
 
-def test_without_a_configuration_it_says_what_is_fatal(sacct: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_configuration_it_says_what_is_fatal(sacct: Path, says: Says) -> None:
     """Slurm's first lines are of how it looked for one; each has the program's name."""
     said = ["sacct: error: fetch_config: DNS SRV lookup failed", "sacct: fatal: Could not establish a source"]
     (sacct.parent / "sacct").write_text("#!/bin/sh\n" + "".join(f"echo '{line}' >&2\n" for line in said) + "exit 1\n")
-    assert main(["report", "--slurm", "12"]) == 1
-    assert capsys.readouterr().err == "hindmost report: sacct: fatal: Could not establish a source\n"
+    assert says(1, ["report", "--slurm", "12"]).err == "hindmost report: sacct: fatal: Could not establish a source\n"
 
 
 def test_a_job_that_cannot_be_written_keeps_no_other_from_it(
-    sacct: Path, report: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    sacct: Path, report: dict[str, Any], monkeypatch: pytest.MonkeyPatch, says: Says
 ) -> None:
     """The timer meets it again and again, and the jobs behind it too."""
     sacct.write_text(row("") + row("", "13", "13"))
     sacctmgr(sacct.parent, 'case "$*" in *jobid=12*) echo no >&2; exit 1;; esac')
     monkeypatch.setattr(slurm, "Collector", lambda *_: Collector(report))
-    assert main(["slurm", "--since", "now-2days"]) == 1
-    assert capsys.readouterr().err == "hindmost slurm: job 12: sacctmgr: no\n"
+    assert says(1, ["slurm", "--since", "now-2days"]).err == "hindmost slurm: job 12: sacctmgr: no\n"
     assert "jobid=13 set admincomment=HM1:" in (sacct.parent / "set").read_text()
 
 
@@ -186,10 +181,9 @@ def test_the_timer_leaves_jobs_for_later(sacct: Path, report: dict[str, Any], mo
 
 
 @pytest.mark.parametrize("argv", [[], ["x", "--slurm", "1"], ["--slurm", "1;id"], ["--slurm", "1", "--format", "csv"]])
-def test_what_does_not_go_together_is_a_mistake(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_does_not_go_together_is_a_mistake(argv: list[str], says: Says) -> None:
     """A path or a job, and a number that is one."""
-    assert main(["report", *argv]) == 2
-    assert len(capsys.readouterr().err.splitlines()) == 1
+    assert len(says(2, ["report", *argv]).err.splitlines()) == 1
 
 
 def test_the_timer_asks_once_a_job_and_the_newest_first(sacct: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from hindmost_cli import main, top
 from hindmost_cli.top import source
 from hindmost_judge.judge import judge
 
+from tests.commands import Says
 from tests.scenarios import loads
 
 REPORT = judge(loads.make(loads.Load(faults=[{"rank": 2, "compute": 3.0}]))).to_dict()
@@ -64,12 +65,11 @@ def test_without_an_address_the_job_that_runs_here_is_shown(tmp_path: Path) -> N
         top.running(None, tmp_path)
 
 
-def test_the_report_of_a_running_job(collector: tuple[str, dict[str, Any]], capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_report_of_a_running_job(collector: tuple[str, dict[str, Any]], says: Says) -> None:
     """Piped, it is printed once, as the report after the run would be."""
     address, answers = collector
     answers["/api/report"] = REPORT
-    assert main(["top", address]) == 0
-    assert "SLOW   rank 2 on node0: computing" in capsys.readouterr().out
+    assert "SLOW   rank 2 on node0: computing" in says(0, ["top", address]).out
 
 
 @pytest.mark.parametrize(
@@ -82,13 +82,12 @@ def test_the_report_of_a_running_job(collector: tuple[str, dict[str, Any]], caps
     ],
 )
 def test_a_report_that_is_printed_once_says_how_old_it_is(
-    collector: tuple[str, dict[str, Any]], capsys: pytest.CaptureFixture[str], picture: dict[str, Any], state: str
+    collector: tuple[str, dict[str, Any]], says: Says, picture: dict[str, Any], state: str
 ) -> None:
     """A job on full cores is judged rarely, one that was lost no more: its figures would be taken for today's."""
     address, answers = collector
     answers |= {"/api/report": {**REPORT, "judged": {"time_ns": 1}}, "/api/newest": picture}
-    assert main(["top", address, "--once"]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == state
+    assert says(0, ["top", address, "--once"]).out.splitlines()[-1] == state
 
 
 @pytest.mark.parametrize(
@@ -100,14 +99,13 @@ def test_a_report_that_is_printed_once_says_how_old_it_is(
     ],
 )
 def test_a_lost_contact_stands_above_the_report_that_it_makes_old(
-    nodes: list[str], age_s: float, said: str, collector: tuple[str, dict[str, Any]], capsys: pytest.CaptureFixture[str]
+    nodes: list[str], age_s: float, said: str, collector: tuple[str, dict[str, Any]], says: Says
 ) -> None:
     """A line below the table is overlooked, and "no rank is slow" is read as of now."""
     address, answers = collector
     lost = {"age_s": age_s, "judged_s": 42.0, "lost": nodes}
     answers |= {"/api/report": {**REPORT, "judged": {"time_ns": 1}}, "/api/newest": lost}
-    assert main(["top", address, "--once"]) == 0
-    first = capsys.readouterr().out.splitlines()[0]
+    first = says(0, ["top", address, "--once"]).out.splitlines()[0]
     assert first == f"LOST   contact with {said}"
 
 
@@ -132,10 +130,9 @@ def test_what_is_no_such_job_or_no_collector(
     assert said in capsys.readouterr().err
 
 
-def test_a_job_not_judged_yet(collector: tuple[str, dict[str, Any]], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_job_not_judged_yet(collector: tuple[str, dict[str, Any]], says: Says) -> None:
     """The first seconds are no error."""
-    assert main(["top", collector[0]]) == 0
-    assert "made · no verdict yet" in capsys.readouterr().out
+    assert "made · no verdict yet" in says(0, ["top", collector[0]]).out
 
 
 def test_there_is_no_answer(collector: tuple[str, dict[str, Any]], capsys: pytest.CaptureFixture[str]) -> None:
@@ -146,23 +143,21 @@ def test_there_is_no_answer(collector: tuple[str, dict[str, Any]], capsys: pytes
     assert "Errno" not in said
 
 
-def test_what_is_no_host_is_called_that(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_no_host_is_called_that(says: Says, monkeypatch: pytest.MonkeyPatch) -> None:
     """With where the address is found, and no number of an error."""
 
     def unknown(*_: object, **__: object) -> None:
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
     monkeypatch.setattr(socket, "getaddrinfo", unknown)
-    assert main(["top", "train-7"]) == 2
-    assert "train-7: no such host or run directory; give HOST:PORT" in capsys.readouterr().err
-    assert main(["top", "nosuch:9461"]) == 2
-    assert capsys.readouterr().err.strip() == (
+    assert "train-7: no such host or run directory; give HOST:PORT" in says(2, ["top", "train-7"]).err
+    assert says(2, ["top", "nosuch:9461"]).err.strip() == (
         "hindmost top: ADDRESS http://nosuch:9461: no such host; give HOST:PORT from the first line of `hindmost run`"
     )
 
 
 def test_without_textual_the_error_is_one_line_with_the_command(
-    collector: tuple[str, dict[str, Any]], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    collector: tuple[str, dict[str, Any]], says: Says, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only a terminal needs it: piped, and with --once, the report is printed all the same."""
     address, answers = collector
@@ -170,12 +165,10 @@ def test_without_textual_the_error_is_one_line_with_the_command(
     for name in [name for name in sys.modules if name.startswith("textual") or name == "hindmost_cli.top.app"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "textual", None)
-    assert main(["top", address, "--once"]) == 0
+    says(0, ["top", address, "--once"])
     for stream in (sys.stdin, sys.stdout):
         monkeypatch.setattr(stream, "isatty", lambda: True)
-    capsys.readouterr()
-    assert main(["top", address]) == 1
-    said = capsys.readouterr().err
+    said = says(1, ["top", address]).err
     assert said.startswith("hindmost top: ")
     assert "textual" in said
     assert "pip install" in said
@@ -191,11 +184,10 @@ def test_help_loads_neither_textual_nor_rich() -> None:
     assert not [name for name in ("textual", "rich", "numpy", "hindmost_collector") if f"'{name}'" in loaded]
 
 
-def test_a_run_directory_is_shown_like_a_collector(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_directory_is_shown_like_a_collector(tmp_path: Path, says: Says) -> None:
     """Also one that is still being recorded, and has no report yet."""
     assert main(["simulate", str(tmp_path / "run"), "--ranks", "4", "--steps", "30", "--fault", "compute:2:30%"]) == 0
-    assert main(["top", str(tmp_path / "run")]) == 0
-    assert "SLOW   rank 2" in capsys.readouterr().out
+    assert "SLOW   rank 2" in says(0, ["top", str(tmp_path / "run")]).out
 
 
 @pytest.mark.parametrize(
@@ -232,7 +224,7 @@ def test_the_run_directory_of_a_running_job_leads_to_its_collector(
 
 @pytest.mark.parametrize("known", [[], [{"id": "run"}]])
 def test_the_first_seconds_of_a_run_are_no_error(
-    collector: tuple[str, dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str], known: list[Any]
+    collector: tuple[str, dict[str, Any]], tmp_path: Path, says: Says, known: list[Any]
 ) -> None:
     """Its collector has no rank yet, then no verdict; nothing is stored until the first flush."""
     address, answers = collector
@@ -241,8 +233,7 @@ def test_the_first_seconds_of_a_run_are_no_error(
     (tmp_path / "run" / "meta.json").write_text(json.dumps(meta))
     answers |= {"/api/jobs": known, f"/api/newest{'?job=run' if known else ''}": {"title": "as on the page"}}
     assert source.RunDirectory(tmp_path / "run").picture(None)["title"] == "as on the page"
-    assert main(["top", str(tmp_path / "run")]) == 0
-    assert "run · no verdict yet" in capsys.readouterr().out
+    assert "run · no verdict yet" in says(0, ["top", str(tmp_path / "run")]).out
 
 
 def test_the_address_in_a_file_of_another_user_is_not_asked(
@@ -278,7 +269,7 @@ def test_a_silent_collector_is_asked_once_for_a_picture(tmp_path: Path, monkeypa
 
 @pytest.mark.parametrize("name", ["meta.json", "report.json"])
 @pytest.mark.parametrize("content", [b'{"page":"127.0.0.1:1"}', b"[1]", b'{"page": 5}', b"{", None])
-def test_damaged_files(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, content: bytes | None) -> None:
+def test_damaged_files(tmp_path: Path, says: Says, name: str, content: bytes | None) -> None:
     """The recording is judged, whatever they hold, and a pipe is not waited for."""
     assert main(["simulate", str(tmp_path / "run"), "--ranks", "4", "--steps", "30", "--fault", "compute:2:30%"]) == 0
     damaged = tmp_path / "run" / name
@@ -287,8 +278,7 @@ def test_damaged_files(tmp_path: Path, capsys: pytest.CaptureFixture[str], name:
         os.mkfifo(damaged)
     else:
         damaged.write_bytes(content)
-    assert main(["top", str(tmp_path / "run")]) == 0
-    assert "SLOW   rank 2" in capsys.readouterr().out
+    assert "SLOW   rank 2" in says(0, ["top", str(tmp_path / "run")]).out
 
 
 @pytest.mark.parametrize("address", ["http://h:80/", "h:80", "http://h:80/metrics?x=1"])

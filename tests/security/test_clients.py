@@ -13,6 +13,7 @@ from hindmost.credentials import job_token, write_private
 from hindmost_cli import main, pki
 from hindmost_collector.collector import Collector
 
+from tests.commands import Says
 from tests.security.conftest import SECRET, collecting, tls_of
 
 
@@ -61,19 +62,16 @@ SIMULATE = ["simulate", "--ranks", "2", "--steps", "20", "--collector"]
 
 
 def test_a_job_is_simulated_and_watched_with_tls_and_a_token(
-    authority: Path, secret: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    authority: Path, secret: Path, tmp_path: Path, says: Says
 ) -> None:
     """One authority and one file of the secret open both ports."""
     proofs = ["--tls-ca", f"{authority}/ca.pem", "--token-file", str(secret)]
     with served(token_file=str(secret), http="0.0.0.0:0", **page(authority, tmp_path)) as collector:
         grpc, http = ports(collector)
-        assert main([*SIMULATE, grpc, *proofs]) == 0
-        assert "all acknowledged" in capsys.readouterr().out
-        assert main(["top", http, "--once", *proofs]) == 0
-        assert "simulated" in capsys.readouterr().out
+        assert "all acknowledged" in says(0, [*SIMULATE, grpc, *proofs]).out
+        assert "simulated" in says(0, ["top", http, "--once", *proofs]).out
         token = job_token(SECRET, "another", writes=False)
-        assert main(["top", f"https://{http}/?token={token}", "--once", *proofs[:2]]) == 0
-        assert "no job yet" in capsys.readouterr().out
+        assert "no job yet" in says(0, ["top", f"https://{http}/?token={token}", "--once", *proofs[:2]]).out
 
 
 @pytest.mark.parametrize(

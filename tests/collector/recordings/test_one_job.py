@@ -26,6 +26,7 @@ from hindmost_judge.encoding import chosen
 from hindmost_judge.judge import judge
 
 from tests.collector.foreign_files import dump, entry, profiler_line, step_lines
+from tests.commands import Says
 
 BASE_NS = 1_790_857_026_000_000_123
 MS = 1_000_000
@@ -208,21 +209,19 @@ def _study(folder: Path, slow: int) -> None:
         pq.write_table(pa.Table.from_pylist(rows), folder / f"trace-{job}.parquet")
 
 
-def test_each_trace_of_a_study_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_trace_of_a_study_is_reported(tmp_path: Path, says: Says) -> None:
     """They are of jobs of their own, and the folder is what was published."""
     _study(tmp_path, slow=2)
-    assert main(["report", str(tmp_path)]) == 0
-    first, second = capsys.readouterr().out.split("\n\n")
+    first, second = says(0, ["report", str(tmp_path)]).out.split("\n\n")
     assert first.startswith("hindmost · one · 4 ranks")
     assert second.startswith("hindmost · two · 4 ranks")
 
 
 @pytest.mark.parametrize("kind", ["json", "csv", "html"])
-def test_a_format_of_one_report_asks_which(tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_format_of_one_report_asks_which(tmp_path: Path, kind: str, says: Says) -> None:
     """Two JSON documents in a file are none."""
     _study(tmp_path, slow=2)
-    assert main(["report", "--format", kind, str(tmp_path)]) == 2
-    said = capsys.readouterr().err
+    said = says(2, ["report", "--format", kind, str(tmp_path)]).err
     assert said.count("\n") == 1
     assert (
         f"2 recordings of different jobs (trace-one.parquet, trace-two.parquet); name one for --format {kind}" in said
@@ -262,7 +261,7 @@ def test_where_run_was_typed_the_runs_below_are_named(tmp_path: Path, capsys: py
     assert capsys.readouterr().err == f"hindmost report: {tmp_path}: {said}: `hindmost report {newest}`\n"
 
 
-def test_a_folder_of_archives_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_of_archives_says_so(tmp_path: Path, says: Says) -> None:
     """An archive is a recording; several are several."""
     write(simulate(Scenario(4, 20)).run, tmp_path / "traces", "traces")
     for name in ("a", "b"):
@@ -270,20 +269,17 @@ def test_a_folder_of_archives_says_so(tmp_path: Path, capsys: pytest.CaptureFixt
             archive.add(tmp_path / "traces", "traces")
     shutil.rmtree(tmp_path / "traces")
     (tmp_path / "README.md").write_text("# two\n")
-    assert main(["report", str(tmp_path)]) == 2
-    assert "holds archives (2), each a recording; name one: `hindmost report " in capsys.readouterr().err
+    assert "holds archives (2), each a recording; name one: `hindmost report " in says(2, ["report", str(tmp_path)]).err
     (tmp_path / "over" / "inside").mkdir(parents=True)
     shutil.copy(tmp_path / "a.tar.gz", tmp_path / "over" / "inside")
     for one in (tmp_path / "a.tar.gz", tmp_path / "over"):  # a folder of one is that one, at whatever depth
-        assert main(["report", "--format", "json", str(one)]) == 0
-        assert json.loads(capsys.readouterr().out)["job"]["world_size"] == 4
+        assert json.loads(says(0, ["report", "--format", "json", str(one)]).out)["job"]["world_size"] == 4
 
 
-def test_a_file_that_cannot_be_read_is_reported_in_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_that_cannot_be_read_is_reported_in_a_line(tmp_path: Path, says: Says) -> None:
     """A bad disk, or a network file system that has lost it."""
     (tmp_path / "prof.1.csv").symlink_to("/proc/self/mem")
-    assert main(["report", str(tmp_path)]) == 2
-    assert capsys.readouterr().err.endswith("prof.1.csv: cannot be read (Input/output error)\n")
+    assert says(2, ["report", str(tmp_path)]).err.endswith("prof.1.csv: cannot be read (Input/output error)\n")
 
 
 @pytest.mark.parametrize("early", ["nothing", "no ranks"])
@@ -307,14 +303,13 @@ def test_a_part_of_a_run_directory_names_the_directory(tmp_path: Path, part: str
         load(tmp_path / "a" / part)
 
 
-def test_a_question_over_several_jobs_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_question_over_several_jobs_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str], says: Says) -> None:
     """Unless it asks for the job."""
     for seed, name in enumerate(("a", "b")):
         write(simulate(Scenario(2, 8, seed)).run, tmp_path / name, "run")
     assert main(["query", str(tmp_path), "select count(*) from ranks"]) == 0
     assert "over 2 jobs; for one: where job = '" in capsys.readouterr().err
-    assert main(["query", str(tmp_path), "select job, count(*) from ranks group by job"]) == 0
-    assert capsys.readouterr().err == ""
+    assert says(0, ["query", str(tmp_path), "select job, count(*) from ranks group by job"]).err == ""
 
 
 def test_one_answer_is_printed_and_so_one_statement_taken(tmp_path: Path) -> None:

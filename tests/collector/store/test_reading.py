@@ -149,27 +149,25 @@ def test_verdicts_of_a_store_are_those_of_its_reports(tmp_path):
     )
 
 
-def test_the_example_in_the_help_answers_for_ranks_that_mark_no_steps(tmp_path, capsys):
+def test_the_example_in_the_help_answers_for_ranks_that_mark_no_steps(tmp_path, capsys, says):
     """Ranks of MPI programs mark none: the help's query has rows all the same, and stderr stays empty."""
     with pytest.raises(SystemExit):
         hindmost_cli.main(["query", "--help"])
     (example,) = re.findall(r'hindmost query \S+ "(.*)"', capsys.readouterr().out)
     run_directory([simulate(Scenario(2, 12)).run], tmp_path)
     shutil.rmtree(tmp_path / "segments/steps")
-    assert hindmost_cli.main(["query", str(tmp_path), example, "--format", "csv"]) == 0
-    said = capsys.readouterr()
+    said = says(0, ["query", str(tmp_path), example, "--format", "csv"])
     assert {row.split(",")[0] for row in said.out.splitlines()[1:]} == {"0", "1"}
     assert said.err == ""
 
 
 @pytest.mark.parametrize(("framework", "python"), [("mpi", False), ("nccl", False), ("torch", True)])
-def test_only_python_is_offered_a_mark_for_steps(tmp_path, capsys, framework, python):
+def test_only_python_is_offered_a_mark_for_steps(tmp_path, says, framework, python):
     """A program without Python is sent to the table that its calls are in."""
     run = simulate(Scenario(2, 12)).run
     run_directory([replace(run, ranks={**run.ranks, "framework": np.full(2, framework)})], tmp_path)
     shutil.rmtree(tmp_path / "segments/steps")
-    assert hindmost_cli.main(["query", str(tmp_path), "select count(*) from steps", "--format", "csv"]) == 0
-    said = capsys.readouterr().err
+    said = says(0, ["query", str(tmp_path), "select count(*) from steps", "--format", "csv"]).err
     assert ("hindmost.step()" in said) == python
     assert ("query `collectives`" in said) == (not python)
 
@@ -183,12 +181,11 @@ def test_only_python_is_offered_a_mark_for_steps(tmp_path, capsys, framework, py
         ("select 1 from ranks where 'from steps' != ''", 0),
     ],
 )
-def test_an_unrecorded_table_is_reported(tmp_path, capsys, query, message):
+def test_an_unrecorded_table_is_reported(tmp_path, says, query, message):
     """Of a run whose ranks marked no steps a query answers, and one line says why, and where steps are found then."""
     run_directory([simulate(Scenario(2, 12)).run], tmp_path)
     shutil.rmtree(tmp_path / "segments/steps")
-    assert hindmost_cli.main(["query", str(tmp_path), query, "--format", "csv"]) == 0
-    said = capsys.readouterr()
+    said = says(0, ["query", str(tmp_path), query, "--format", "csv"])
     assert said.out.splitlines()[1:] == ["0" if message else "1"] * (2 - message)
     lines = said.err.splitlines()
     assert [line.startswith("hindmost query: steps is empty: no rank marked steps") for line in lines] == [

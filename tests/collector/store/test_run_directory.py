@@ -23,6 +23,7 @@ from hindmost_collector.store.parquet.run_directory import read_run, run_of
 from hindmost_collector.store.parquet.store import ParquetStore
 from hindmost_collector.store.schema import STORED, arrow_schema, to_numpy
 
+from tests.commands import Says
 from tests.recordings import unpacked
 
 
@@ -53,13 +54,12 @@ def _refuse(monkeypatch: pytest.MonkeyPatch, refused: Path) -> None:
 
 @pytest.mark.parametrize("what", ["segments/steps", "segments/collectives/*.parquet"])
 def test_what_may_not_be_read_is_named_and_not_taken_for_nothing(
-    run: Path, what: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run: Path, what: str, monkeypatch: pytest.MonkeyPatch, says: Says
 ) -> None:
     """A report without a table, or a part of one, would be another job's: the message says how to read all of it."""
     (refused,) = run.glob(what)
     _refuse(monkeypatch, refused)
-    assert main(["report", str(run)]) == 2
-    captured = capsys.readouterr()
+    captured = says(2, ["report", str(run)])
     assert (captured.out, captured.err.count("\n")) == ("", 1)
     remedy = "change its permissions, or copy the files that you may read"
     assert captured.err == f"hindmost report: {refused}: Permission denied: {remedy}\n"

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 
-import hindmost_cli
 import hindmost_collector
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -147,13 +146,12 @@ def test_many_get_one_line(store, tmp_path, caplog):
 
 
 @pytest.mark.parametrize("words", [["report"], ["query", "select count(*) from metrics"]])
-def test_a_run_of_which_nothing_can_be_read_is_refused(store, tmp_path, capsys, words):
+def test_a_run_of_which_nothing_can_be_read_is_refused(store, tmp_path, says, words):
     """Where damage left nothing to answer from, one line names the folder and the remedy, and no file is touched."""
     for path in (tmp_path / "b/segments/metrics").glob("*.parquet"):
         path.write_bytes(path.read_bytes()[:40])
     before = {path: path.read_bytes() for path in tmp_path.rglob("*.*")}
-    assert hindmost_cli.main([words[0], str(tmp_path / "b"), *words[1:]]) == 2
-    said = capsys.readouterr()
+    said = says(2, [words[0], str(tmp_path / "b"), *words[1:]])
     message = f"hindmost {words[0]}: {tmp_path / 'b'}: nothing "
     assert (said.out, said.err.count("\n"), said.err.startswith(message)) == ("", 1, True)
     assert f"segments ({LEAST_SEGMENTS + 1}) are torn" in said.err
