@@ -10,7 +10,6 @@ from hindmost import ring
 from hindmost.errors import HindmostError, UsageError
 from hindmost.identity import Identity
 from hindmost_agent import stacks
-from hindmost_cli import main
 from hindmost_cli.attach import phases as sampling
 from hindmost_cli.attach import phases as table
 from hindmost_cli.attach import target
@@ -267,12 +266,11 @@ def test_a_jobs_ranks_are_found_by_its_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stacks", [True, False])
-def test_a_compiled_program(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], stacks: bool) -> None:
+def test_a_compiled_program(monkeypatch: pytest.MonkeyPatch, says: Says, stacks: bool) -> None:
     """It has no Python stacks and no phases: where these are asked for, the remedy is what can be seen."""
     monkeypatch.setattr(target, "by_job", lambda job: [dataclasses.replace(rank(1), minor=target.COMPILED)])
     monkeypatch.setattr(target, "pending", lambda pid: ["waits for 7.0 s in allreduce number 3"])
-    assert main(["attach", "--job=42", *["--stacks"] * stacks]) == (0 if stacks else 2)
-    said = capsys.readouterr()
+    said = says((0 if stacks else 2), ["attach", "--job=42", *["--stacks"] * stacks])
     assert "`gdb -p 101 -batch" in said.out if stacks else "`hindmost attach --stacks --job 42`" in said.err
     assert ("allreduce number 3" in said.out) == stacks
     assert ("of a `hindmost run`" in said.err) != stacks  # of others no call is recorded

@@ -59,13 +59,12 @@ def train(tmp_path: Path) -> Iterator[Callable[..., int]]:
 
 
 @needs_py_spy
-def test_two_running_ranks_are_sampled(train: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
+def test_two_running_ranks_are_sampled(train: Callable[..., int], says: Says) -> None:
     """Shares of two live processes come out as they are spent, and the one that waits less stands out."""
     spent = [("0.2", "0.02"), ("0.02", "0.2")]
     pids = [train(LOOP, *seconds, RANK=str(r), WORLD_SIZE="2") for r, seconds in enumerate(spent)]
     argv = ["attach", "--sample", "--seconds", "3", "--format", "json", *(f"--pid={pid}" for pid in pids)]
-    assert hindmost_cli.main(argv) == 0
-    report = json.loads(capsys.readouterr().out)
+    report = json.loads(says(0, argv).out)
     assert [rank["rank"] for rank in report["ranks"]] == [0, 1]
     comm = [rank["phases"]["comm"]["share"] for rank in report["ranks"]]
     assert comm[0] > 0.65

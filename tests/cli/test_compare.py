@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 from hindmost.errors import UsageError
-from hindmost_cli import main
 from hindmost_collector.recordings.tables import select, table
 from hindmost_collector.report import columns, section_rows
 from hindmost_collector.report import compare as text
@@ -298,12 +297,12 @@ def test_a_run_without_steps_is_reported_as_that() -> None:
     assert "no comparison" in text.render(compare(job(), nothing))
 
 
-def test_the_command_compares_two_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str], says: Says) -> None:
+def test_the_command_compares_two_folders(tmp_path: Path, says: Says) -> None:
     """``hindmost compare A B`` takes whatever ``hindmost report`` takes."""
     for name, faults in (("a", []), ("b", [SLOW])):
         write(job(faults=faults), tmp_path / name, "run")
-    assert main(["compare", str(tmp_path / "a"), str(tmp_path / "b"), "--format", "json"]) == 0
-    assert json.loads(capsys.readouterr().out)["schema"] == "hindmost.compare/1"
+    found = says(0, ["compare", str(tmp_path / "a"), str(tmp_path / "b"), "--format", "json"]).out
+    assert json.loads(found)["schema"] == "hindmost.compare/1"
     for command in (["compare", str(tmp_path / "a")], ["report"]):
         assert "none: no such file or folder; give a run directory" in says(2, [*command, str(tmp_path / "none")]).err
 
@@ -424,7 +423,7 @@ def test_what_was_not_measured_neither_fails_nor_passes() -> None:
         condition("input>3%").holds(compare(job(1), job(2)))
 
 
-def test_the_command_fails_by_a_condition(tmp_path: Path, capsys: pytest.CaptureFixture[str], says: Says) -> None:
+def test_the_command_fails_by_a_condition(tmp_path: Path, says: Says) -> None:
     """With 1, after the comparison; with 2 where it cannot be decided."""
     for name, faults in (("a", []), ("b", [SLOW])):
         write(job(faults=faults), tmp_path / name, "run")
@@ -433,12 +432,11 @@ def test_the_command_fails_by_a_condition(tmp_path: Path, capsys: pytest.Capture
     said = says(1, [*command, "step>3%"])
     assert "RESULT B is slower" in said.out
     assert said.err == "hindmost: failed by --fail-if step>3%\n"
-    assert main([*command, "input>3%"]) == 2
+    says(2, [*command, "input>3%"])
     write(job(faults=[{"rank": 2, "runqueue": 3.0}]), tmp_path / "c", "run")
-    assert main(["compare", str(tmp_path / "a"), str(tmp_path / "c"), "--fail-if", "step>3%"]) == 1
-    assert "--fail-if step>3%: the step changed by waiting for a CPU" in capsys.readouterr().err
-    assert main(["compare", str(tmp_path / "a"), str(tmp_path / "c"), "--fail-if", "wait>3%"]) == 1
-    assert capsys.readouterr().err == "hindmost: failed by --fail-if wait>3%\n"
+    waits = ["compare", str(tmp_path / "a"), str(tmp_path / "c"), "--fail-if"]
+    assert "--fail-if step>3%: the step changed by waiting for a CPU" in says(1, [*waits, "step>3%"]).err
+    assert says(1, [*waits, "wait>3%"]).err == "hindmost: failed by --fail-if wait>3%\n"
 
 
 def test_several_runs_show_how_far_more_ranks_are_faster() -> None:

@@ -75,7 +75,7 @@ def test_what_is_not_installed_is_named_with_what_installs_it(
 @pytest.mark.parametrize(("command", "least"), [(["agent"], ""), (["query", ".", "select 1"], "; grpcio 0 is older")])
 def test_a_missing_distribution_is_named_with_the_command_that_installs_it(
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    says: Says,
     fails: Callable[[Exception], None],
     command: list[str],
     least: str,
@@ -85,8 +85,7 @@ def test_a_missing_distribution_is_named_with_the_command_that_installs_it(
     monkeypatch.setattr(requirements, "installed", lambda name: lacking.get(name, "999"))
 
     fails(ModuleNotFoundError("No module named 'google'", name="google"))
-    assert hindmost_cli.main(command[:1]) == 1
-    said = capsys.readouterr().err
+    said = says(1, command[:1]).err
     assert "google" not in said
     assert said.startswith(f"hindmost {command[0]}: ")
     assert f"protobuf{' is' if command == ['agent'] else ', pyarrow are'} not installed{least}" in said
@@ -167,16 +166,11 @@ def test_what_cannot_be_is_refused_before_anything_is_done(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_truth_that_cannot_be_written_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_truth_that_cannot_be_written_is_named(tmp_path: Path, says: Says) -> None:
     """The file is named, and not the recording, which is there."""
     truth = tmp_path / "missing" / "truth.json"
-    assert (
-        hindmost_cli.main(
-            ["simulate", str(tmp_path / "out"), "--ranks", "2", "--steps", "4", "--ground-truth", str(truth)]
-        )
-        == 2
-    )
-    said = capsys.readouterr().err
+    small = ["simulate", str(tmp_path / "out"), "--ranks", "2", "--steps", "4"]
+    said = says(2, [*small, "--ground-truth", str(truth)]).err
     assert said.startswith(f"hindmost simulate: --ground-truth {truth}: cannot be written: ")
     assert said.endswith(f"; make its folder first: mkdir -p {truth.parent}\n")
 
@@ -190,10 +184,9 @@ def test_a_job_without_run_is_told_how_to_start(says: Says) -> None:
     ("typed", "meant"),
     [(["docter"], "hindmost doctor"), (["report", "--expalin"], "--explain"), (["run", "--oud", "x"], "--out")],
 )
-def test_a_slip_is_answered_by_what_was_meant(typed: list[str], meant: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_slip_is_answered_by_what_was_meant(typed: list[str], meant: str, says: Says) -> None:
     """Of a command and of an option, in the one line of the error."""
-    assert hindmost_cli.main(typed) == 2
-    assert capsys.readouterr().err.endswith(f" did you mean `{meant}`?\n")
+    assert says(2, typed).err.endswith(f" did you mean `{meant}`?\n")
 
 
 def test_an_option_of_another_command_is_said_to_be_its(capsys: pytest.CaptureFixture[str], says: Says) -> None:
@@ -217,12 +210,11 @@ def test_an_option_of_another_command_is_said_to_be_its(capsys: pytest.CaptureFi
     ],
 )
 def test_what_the_system_refuses_is_one_line(
-    capsys: pytest.CaptureFixture[str], fails: Callable[[Exception], None], error: Exception, message: str, code: int
+    says: Says, fails: Callable[[Exception], None], error: Exception, message: str, code: int
 ) -> None:
     """Memory, a disk that fails, a file of another user, a name or a library that cannot be used: no traceback."""
     fails(error)
-    assert hindmost_cli.main(["report"]) == code
-    (line,) = capsys.readouterr().err.splitlines()
+    (line,) = says(code, ["report"]).err.splitlines()
     assert line.startswith(f"hindmost report: {message}")
 
 

@@ -5,7 +5,6 @@ import shlex
 from pathlib import Path
 
 import pytest
-from hindmost_cli import main
 from hindmost_collector.report import brief
 from hindmost_collector.report.columns import deciding
 from hindmost_collector.report.sections import SECTIONS
@@ -31,25 +30,24 @@ def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("0-99999999999", "expected numbers and ranges"),
     ],
 )
-def test_ranks_of_no_table_are_errors(traces: Path, ranks: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ranks_of_no_table_are_errors(traces: Path, ranks: str, said: str, says: Says) -> None:
     """A report without a table would hide the slip."""
-    assert main(["report", str(traces), "--ranks", ranks]) != 0
-    captured = capsys.readouterr()
+    captured = says(2, ["report", str(traces), "--ranks", ranks])
     assert captured.out == ""
     assert said in captured.err
 
 
-def test_of_a_list_the_ranks_that_there_are_are_shown(traces: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_of_a_list_the_ranks_that_there_are_are_shown(traces: Path, says: Says) -> None:
     """One of them may have left the job."""
-    assert main(["report", str(traces), "--ranks", "2-3,9"]) == 0
-    rows = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line[:4].strip().isdigit()]
+    shown = says(0, ["report", str(traces), "--ranks", "2-3,9"]).out.splitlines()
+    rows = [line.split()[0] for line in shown if line[:4].strip().isdigit()]
     assert rows == ["2", "3"]
 
 
-def test_sections_without_a_list_says_which_there_are(traces: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_sections_without_a_list_says_which_there_are(traces: Path, says: Says) -> None:
     """A line each; nothing is judged."""
-    assert main(["report", str(traces), "--sections"]) == 0
-    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == list(SECTIONS)
+    lines = says(0, ["report", str(traces), "--sections"]).out.splitlines()
+    assert [line.split()[0] for line in lines] == list(SECTIONS)
 
 
 @pytest.mark.parametrize(
@@ -78,7 +76,7 @@ def test_where_there_is_no_mfu_the_report_says_why(traces: Path, says: Says) -> 
 
 
 def test_the_command_for_the_rest_can_be_typed_and_prints_it(
-    traces: Path, capsys: pytest.CaptureFixture[str], says: Says, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    traces: Path, says: Says, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the thresholds that were set; a path with a blank is quoted."""
     monkeypatch.setattr("hindmost_cli.stdio.program", lambda: "hindmost")
@@ -89,9 +87,8 @@ def test_the_command_for_the_rest_can_be_typed_and_prints_it(
     name, *words = shlex.split(command)
     assert (name, words[:2]) == ("hindmost", ["report", str(spaced)])
     assert "min_effect=0.5" in words
-    assert main(words) == 0
     assert label == "all evidence"
-    assert set(capsys.readouterr().out.splitlines()) - set(short.splitlines())
+    assert set(says(0, words).out.splitlines()) - set(short.splitlines())
 
 
 @pytest.mark.parametrize(("waited", "columns"), [(3.0, ["self time", "caused wait"]), (None, ["self time"])])
@@ -114,8 +111,7 @@ def test_a_page_without_scripts_shows_the_verdict(traces: Path, says: Says) -> N
     assert "OK no rank is slow" in page[page.index("<noscript>") : page.index("</noscript>")]
 
 
-def test_a_brief_report_is_json(traces: Path, capsys: pytest.CaptureFixture[str], says: Says) -> None:
+def test_a_brief_report_is_json(traces: Path, says: Says) -> None:
     """Nothing else can be brief: no other option is needed, and another format is refused."""
     assert json.loads(says(0, ["report", str(traces), "--brief"]).out)["schema"] == brief.SCHEMA
-    assert main(["report", str(traces), "--brief", "--format", "text"]) != 0
-    assert "only JSON can be brief" in capsys.readouterr().err
+    assert "only JSON can be brief" in says(2, ["report", str(traces), "--brief", "--format", "text"]).err

@@ -108,30 +108,29 @@ def test_a_set_threshold_decides_and_is_reported():
     assert not [note for note in usual.notes if "thresholds" in note]
 
 
-def test_report_takes_them_from_the_command_line(tmp_path, capsys, says, monkeypatch):
+def test_report_takes_them_from_the_command_line(tmp_path, says, monkeypatch):
     """``--set`` and the environment reach the judge; a mistake is said before anything is read."""
     says(0, ["simulate", "--ranks", "8", "--steps", "60", "--fault", "compute:3:6%", str(tmp_path / "r")])
-    assert main(["report", str(tmp_path / "r"), "--format", "json", "--set", "min_effect=0.2"]) == 0
-    assert json.loads(capsys.readouterr().out)["verdicts"][0]["kind"] == "balanced"
+    asked = ["report", str(tmp_path / "r"), "--format", "json"]
+    assert json.loads(says(0, [*asked, "--set", "min_effect=0.2"]).out)["verdicts"][0]["kind"] == "balanced"
     monkeypatch.setenv("HINDMOST_JUDGE_MIN_EFFECT", "0.3")
-    assert main(["report", str(tmp_path / "r"), "--format", "json"]) == 0
-    assert json.loads(capsys.readouterr().out)["verdicts"][0]["kind"] == "balanced"
+    assert json.loads(says(0, asked).out)["verdicts"][0]["kind"] == "balanced"
     assert main(["report", "/nowhere", "--set", "min_effect=x"]) == 2
     assert "did you mean min_effect?" in says(2, ["run", "--set", "min_efect=1", "--", "true"]).err
 
 
-def test_a_later_report_judges_by_what_was_set_for_the_run(tmp_path, capsys, says):
+def test_a_later_report_judges_by_what_was_set_for_the_run(tmp_path, says):
     """It is in its ``meta.json``; the report's own settings count more, and a wrong value there does no harm."""
-    assert main(["simulate", "--ranks", "8", "--steps", "60", "--fault", "compute:3:6%", str(tmp_path / "r")]) == 0
+    says(0, ["simulate", "--ranks", "8", "--steps", "60", "--fault", "compute:3:6%", str(tmp_path / "r")])
     meta = json.loads((tmp_path / "r/meta.json").read_text())
     stored = {"min_effect": 0.2, "min_steps": "x", "of_another_version": 1}
     (tmp_path / "r/meta.json").write_text(json.dumps({**meta, "thresholds": stored}))
-    capsys.readouterr()
-    report = json.loads(says(0, ["report", str(tmp_path / "r"), "--format", "json"]).out)
+
+    asked = ["report", str(tmp_path / "r"), "--format", "json"]
+    report = json.loads(says(0, asked).out)
     assert report["verdicts"][0]["kind"] == "balanced"
     assert "judged with other thresholds: min_effect 0.2 (default 0.01)" in report["notes"]
-    assert main(["report", str(tmp_path / "r"), "--format", "json", "--set", "min_effect=0.01"]) == 0
-    assert json.loads(capsys.readouterr().out)["verdicts"][0]["ranks"] == [3]
+    assert json.loads(says(0, [*asked, "--set", "min_effect=0.01"]).out)["verdicts"][0]["ranks"] == [3]
 
 
 def test_a_running_job_is_judged_by_them():

@@ -111,7 +111,7 @@ def test_without_proof_each_says_what_to_give(
     assert SECRET not in said
 
 
-def test_a_simulation_needs_a_certificate_of_its_nodes(authority: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_simulation_needs_a_certificate_of_its_nodes(authority: Path, says: Says) -> None:
     """As agents do: one that names the simulated node sends for it, another's is refused."""
     pki.issue(authority, ["node0000"], datetime.timedelta(days=1))
     with served(**tls_of(authority)) as collector:
@@ -119,19 +119,17 @@ def test_a_simulation_needs_a_certificate_of_its_nodes(authority: Path, capsys: 
         for name, code, line in (("node0000", 0, "all acknowledged"), ("n1", 1, "the certificate is not one of node")):
             own = ["--tls-ca", f"{authority}/ca.pem"]
             own += ["--tls-cert", f"{authority}/{name}.pem", "--tls-key", f"{authority}/{name}.key"]
-            assert main([*SIMULATE, grpc, *own]) == code
-            said = capsys.readouterr()
+            said = says(code, [*SIMULATE, grpc, *own])
             assert line in said.out + said.err
 
 
-def test_a_jobs_token_simulates_that_job(secret: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_jobs_token_simulates_that_job(secret: Path, tmp_path: Path, says: Says) -> None:
     """What is simulated is defined as agents define it."""
     token = tmp_path / "token"
     write_private(token, job_token(SECRET, "simulated-0") + "\n")
     with served(token_file=str(secret)) as collector:
         for seed, code, line in (("0", 0, "all acknowledged"), ("1", 1, "the token is not one of job 'simulated-1'")):
-            assert main([*SIMULATE, ports(collector)[0], "--seed", seed, "--token-file", str(token)]) == code
-            said = capsys.readouterr()
+            said = says(code, [*SIMULATE, ports(collector)[0], "--seed", seed, "--token-file", str(token)])
             assert line in said.out + said.err
 
 

@@ -303,12 +303,11 @@ def test_a_part_of_a_run_directory_names_the_directory(tmp_path: Path, part: str
         load(tmp_path / "a" / part)
 
 
-def test_a_question_over_several_jobs_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str], says: Says) -> None:
+def test_a_question_over_several_jobs_says_so(tmp_path: Path, says: Says) -> None:
     """Unless it asks for the job."""
     for seed, name in enumerate(("a", "b")):
         write(simulate(Scenario(2, 8, seed)).run, tmp_path / name, "run")
-    assert main(["query", str(tmp_path), "select count(*) from ranks"]) == 0
-    assert "over 2 jobs; for one: where job = '" in capsys.readouterr().err
+    assert "over 2 jobs; for one: where job = '" in says(0, ["query", str(tmp_path), "select count(*) from ranks"]).err
     assert says(0, ["query", str(tmp_path), "select job, count(*) from ranks group by job"]).err == ""
 
 
