@@ -201,7 +201,7 @@ def test_what_may_not_be_read_is_said_once(caplog: pytest.LogCaptureFixture) -> 
     made = runner(Locked)
     for now in range(0, 600, 60):
         made.run(now * NS)
-    assert [record.message for record in caplog.records] == [
+    assert caplog.messages == [
         f"sampler locked: {Absent.__name__}: may not be read (logged once; tried again every minute)"
     ]
 

@@ -93,9 +93,7 @@ def test_a_hung_gpu_is_down(gpu_host: Host, nvml: Any, free: threading.Event, ca
     assert gpus(found["nvidia_state"], "temperature_celsius") == {SECOND: 61}
     assert gpus(found["nvidia_gpm"], "tensor_activity_ratio") == {SECOND: pytest.approx(0.936)}
     assert (+gpu_host.counts.errors, gpu_host.counts.success["nvidia"]) == ({"nvidia": 1}, 1)
-    assert [record.message for record in caplog.records] == [
-        f"{FIRST} has not answered nvidia for 10 s: not sampled until it does"
-    ]
+    assert caplog.messages == [f"{FIRST} has not answered nvidia for 10 s: not sampled until it does"]
 
 
 def test_a_gpu_that_comes_back_is_taken_on(gpu_host: Host, nvml: Any, free: threading.Event) -> None:
@@ -312,6 +310,6 @@ def test_an_adapter_that_hangs_stops_neither_the_node_nor_its_gpus(
         found = {reading.sampler for reading in runner.run(second * NS, everything=True)}
         assert found == {"steady", "nvidia"}
     assert node.counts.success["infiniband"] == 0
-    assert [record.message for record in caplog.records] == [
+    assert caplog.messages == [
         "the adapter driver has not answered infiniband for 10 s: it is not sampled until it does"
     ]

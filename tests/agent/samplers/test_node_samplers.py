@@ -201,7 +201,7 @@ def test_files_of_a_rank_that_are_out_of_reach_are_said_once(host: Host, caplog:
     assert found["hindmost_process_cpu_seconds_total", "j", "0"] == 1.0
     assert math.isnan(found["hindmost_process_runqueue_seconds_total", "j", "0"])
     assert math.isnan(found["hindmost_process_read_bytes_total", "j", "0"])
-    assert [record.getMessage() for record in caplog.records] == [
+    assert caplog.messages == [
         "/proc/4242: schedstat cannot be read (logged once)",
         "/proc/4242: io cannot be read (logged once)",
     ]

@@ -84,7 +84,7 @@ def test_rejected_calls_of_a_host_are_logged_once_a_minute(caplog):
             calls.count("garbage", peer("10.0.0.7"), "noise")
             calls.count("hello", peer("10.0.0.9"), "no Hello")
     said = "was refused on the agents' port"
-    assert [record.message for record in caplog.records] == [
+    assert caplog.messages == [
         f"ipv4:10.0.0.9:0.0 {said}: noise",
         f"ipv4:10.0.0.7:1 {said}: noise",
         f"ipv4:10.0.0.9:1 {said}: no Hello",

@@ -183,4 +183,4 @@ def test_a_job_that_cannot_be_judged_leaves_the_others_judged(caplog: pytest.Log
 
     jobs.jobs["a"].stall.question = broken
     assert jobs.until(10.0)
-    assert [one.message for one in caplog.records] == ["job a cannot be judged; this is tried again"]
+    assert caplog.messages == ["job a cannot be judged; this is tried again"]

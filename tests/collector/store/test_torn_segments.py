@@ -68,7 +68,7 @@ def test_compaction_sets_a_damaged_segment_aside(store, tmp_path, caplog):
     (aside,) = (tmp_path / "a/segments/metrics").glob("*.torn")
     assert store.torn == [str(aside.relative_to(tmp_path))]
     message = f"a segment is torn: readers leave its rows out; it was set aside as {aside}"
-    assert [record.message for record in caplog.records] == [message]
+    assert caplog.messages == [message]
     assert len(names(tmp_path / "b/segments/metrics")) == 1
 
 
@@ -96,7 +96,7 @@ def test_what_was_set_aside_is_named_later(store, tmp_path, caplog):
     recording = hindmost_collector.open(tmp_path)
     for _ in range(2):
         assert recording.sql("select count(*) as n from metrics")["n"].to_pylist() == [200 * (2 * LEAST_SEGMENTS + 1)]
-    assert [record.message for record in caplog.records] == [f"{tmp_path / 'a'}: {message}"]
+    assert caplog.messages == [f"{tmp_path / 'a'}: {message}"]
 
 
 async def test_operators_learn_where_it_lies(store, collecting, tmp_path, caplog):
@@ -142,7 +142,7 @@ def test_many_get_one_line(store, tmp_path, caplog):
         note,
     )
     hindmost_collector.open(tmp_path / "b").sql("select count(*) from metrics")
-    assert [record.message for record in caplog.records] == [f"{tmp_path / 'b'}: {note}"]
+    assert caplog.messages == [f"{tmp_path / 'b'}: {note}"]
 
 
 @pytest.mark.parametrize("words", [["report"], ["query", "select count(*) from metrics"]])
