@@ -273,15 +273,11 @@ AHEAD = 1_000_000
 
 def decoded(**columns: list[int]) -> dict[str, list[int]]:
     """Start and enqueue times on the job's clock, which is ``AHEAD`` of the node's, of three calls of rank 0."""
-    definitions = Definitions()
-    decoder, clock = Decoder(definitions), NodeClock(0, AHEAD)
-    known = wire.Rank(ref=7, job_id="j", rank=0, world_size=1, node="n")
-    definitions.learn(wire.Definitions(ranks=[known]), decoder.job, clock)
-    batch = wire.Batch(sequence=1)
+    decoding, batch = Decoding(), wire.Batch(sequence=1)
+    decoding.clock = NodeClock(0, AHEAD)
     calls = {"rank": 7, "op_names": ["all_reduce"], "op": [0, 0, 0], "comm": [1] * 3, "seq": [0, 1, 2]}
     batch.collectives.add(**calls, **columns)
-    assert decoder.add(packed(batch), "n", "j", clock) == []
-    found = finish(decoder.take()["j"]).coded["collectives"]
+    found = decoding.chunk(batch).coded["collectives"]
     return {name: found[name].tolist() for name in ("start_ns", "enqueue_ns")}
 
 

@@ -15,6 +15,8 @@ from hindmost_collector.store.parquet import compaction, segments
 from hindmost_collector.store.parquet.compaction import LEAST_SEGMENTS, MANY_SEGMENTS, MOST_SEGMENTS, Retention, Upkeep
 from hindmost_collector.store.parquet.store import ParquetStore, read_run
 
+from tests.collector.stored import rows_of
+
 SECOND = 1_000_000_000
 START_NS = 1_760_000_400 * SECOND  # a full hour
 FLUSH_S = 7  # no level's interval is a multiple of it
@@ -24,17 +26,10 @@ DAY_S = 86400.0
 
 def samples(first_s, seconds, nodes=3):
     """One series a node, a sample a second; node k counts up by k+1 a second."""
-    target = schema.arrow_schema("metrics")
     at = np.tile(np.arange(first_s, first_s + seconds), nodes)
     of = np.repeat(np.arange(nodes), seconds)
-    columns = {
-        "node": [f"n{node}" for node in of],
-        "name": [NAME] * len(at),
-        "labels": ["{}"] * len(at),
-        "time_ns": START_NS + at * SECOND,
-        "value": at * (of + 1.0),
-    }
-    return pa.Table.from_arrays([pa.array(columns[field.name], field.type) for field in target], schema=target)
+    known = {"node": [f"n{node}" for node in of], "name": NAME, "labels": "{}"}
+    return rows_of("metrics", **known, time_ns=START_NS + at * SECOND, value=at * (of + 1.0))
 
 
 @pytest.fixture(scope="module")

@@ -27,6 +27,8 @@ from hindmost_judge.encoding import memory
 from hindmost_judge.judge import judge
 from hindmost_judge.model import Run
 
+from tests.collector import stored
+
 DOCS = Path(__file__).parents[3] / "docs"
 FLUSHES = 20  # one more than a compaction wants
 
@@ -55,9 +57,7 @@ print(json.dumps(seen))
 
 def rows(step):
     """A step of four ranks as a stored table."""
-    target = schema.arrow_schema("steps")
-    columns = {field.name: [step] * 4 for field in target} | {"rank": range(4), "kind": ["train"] * 4}
-    return pa.Table.from_arrays([pa.array(list(columns[field.name]), field.type) for field in target], schema=target)
+    return stored.rows_of("steps", step, rank=range(4))
 
 
 @pytest.mark.parametrize("how", ["tables", "report"])
@@ -83,9 +83,7 @@ def test_another_process_reads_while_it_is_written(tmp_path, how):
 
 def test_the_documented_lines_run(tmp_path):
     """The lines of Python in the documentation of a run directory do what they say."""
-    store = ParquetStore(tmp_path, single=True)
-    store.write({("j", "steps"): [rows(7)]}, {})
-    store.close()
+    stored.write(tmp_path, {("j", "steps"): [rows(7)]})
     text = (DOCS / "reference/run-directory.md").read_text(encoding="utf-8")
     blocks = [block for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "run." in block]
     assert len(blocks) == 2
@@ -97,9 +95,7 @@ def test_the_documented_lines_run(tmp_path):
 
 def test_tables_are_arrow_with_the_job(tmp_path):
     """Each table is an Arrow table with the columns of the model and the job; one without rows has them too."""
-    store = ParquetStore(tmp_path, single=False)
-    store.write({("a", "steps"): [rows(1)], ("b", "steps"): [rows(2)]}, {})
-    store.close()
+    stored.write(tmp_path, {("a", "steps"): [rows(1)], ("b", "steps"): [rows(2)]}, single=False)
     recording = hindmost_collector.open(tmp_path)
     steps = recording.steps()
     assert set(steps.column_names) == {"job", *schema.STORED["steps"]}
@@ -114,17 +110,8 @@ def test_tables_are_arrow_with_the_job(tmp_path):
 
 def test_phases_are_a_row_each_and_none_where_they_were_not_measured(tmp_path):
     """A step's input and forward, in long form; what is -1 in its row has no row."""
-    store = ParquetStore(tmp_path, single=True)
-    step = rows(7).set_column(rows(7).schema.get_field_index("input_ns"), "input_ns", pa.array([5, 5, -1, 5]))
-    blank = {
-        name
-        for name in schema.STORED["steps"]
-        if name.endswith("_ns") and name not in ("input_ns", "forward_ns", "start_ns", "duration_ns")
-    }
-    for name in blank:
-        step = step.set_column(step.schema.get_field_index(name), name, pa.array([-1] * 4))
-    store.write({("j", "steps"): [step.cast(schema.arrow_schema("steps"))]}, {})
-    store.close()
+    step = stored.rows_of("steps", rank=range(4), input_ns=[5, 5, -1, 5], forward_ns=7, start_ns=7, duration_ns=7)
+    stored.write(tmp_path, {("j", "steps"): [step]})
     found = hindmost_collector.open(tmp_path).phases().to_pandas()
     assert sorted(zip(found.phase, found["rank"], found.duration_ns, strict=True)) == sorted(
         [("forward", rank, 7) for rank in range(4)] + [("input", rank, 5) for rank in (0, 1, 3)]
@@ -195,16 +182,9 @@ def test_an_unrecorded_table_is_reported(tmp_path, says, query, message):
 
 def test_each_rank_has_one_row_though_it_says_later_what_trains_in_it(tmp_path: Path) -> None:
     """The newest row of a process counts, in whatever segment; a process that a rank was restarted as has its own."""
-    target = schema.arrow_schema("ranks")
-
-    def said(framework: str, pid: int) -> pa.Table:
-        row = {"rank": 0, "world_size": 1, "local_rank": 0, "node": "n", "pid": pid, "gpu_uuid": "", "start_ns": pid}
-        return pa.Table.from_pylist([{**row, "framework": framework}], schema=target)
-
-    store = ParquetStore(tmp_path / "run", single=True)
     for framework, pid in (("", 7), ("torch", 7), ("mpi4py", 8)):
-        store.write({("j", "ranks"): [said(framework, pid)]}, {})
-    store.close()
+        said = stored.rows_of("ranks", 0, node="n", gpu_uuid="", pid=pid, start_ns=pid, framework=framework)
+        stored.write(tmp_path / "run", {("j", "ranks"): [said]})
     found = hindmost_collector.open(tmp_path / "run").ranks("pid", "framework").to_pylist()
     assert found == [{"pid": 7, "framework": "torch"}, {"pid": 8, "framework": "mpi4py"}]
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import hindmost_collector
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hindmost.errors import HindmostError
@@ -23,6 +22,7 @@ from hindmost_collector.store.parquet.run_directory import read_run, run_of
 from hindmost_collector.store.parquet.store import ParquetStore
 from hindmost_collector.store.schema import STORED, arrow_schema, to_numpy
 
+from tests.collector.stored import rows_of
 from tests.commands import Says
 from tests.recordings import unpacked
 
@@ -175,13 +175,6 @@ def older(tmp_path):
     return unpacked("ddp-observed-clean", tmp_path)
 
 
-def newer_row():
-    """A step as it is recorded today."""
-    target = schema.arrow_schema("steps")
-    columns = {field.name: "train" if pa.types.is_dictionary(field.type) else 7 for field in target}
-    return pa.Table.from_arrays([pa.array([columns[field.name]], field.type) for field in target], schema=target)
-
-
 def test_what_came_later_is_reported(older):
     """Every column that a table has got since is listed as such: else queries over older runs would not know it."""
     for table in (one.name for one in (older / "segments").iterdir()):
@@ -192,7 +185,7 @@ def test_what_came_later_is_reported(older):
 def test_a_column_that_came_later_is_not_measured(older):
     """SQL and pandas see -1 in it, as for any other unmeasured value, alone and together with newer segments."""
     assert set(hindmost_collector.open(older).steps("negotiation_ns")["negotiation_ns"].to_pylist()) == {-1}
-    ParquetStore(older, single=True).write({("j", "steps"): [newer_row()]}, {})
+    ParquetStore(older, single=True).write({("j", "steps"): [rows_of("steps", 7)]}, {})
     run = hindmost_collector.open(older)
     query = "select count(*) as rows, count(negotiation_ns) as known, max(negotiation_ns) as most from steps"
     (found,) = run.sql(query).to_pylist()

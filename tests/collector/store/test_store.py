@@ -24,14 +24,14 @@ from hindmost_collector.store.parquet.store import ParquetStore
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.collector.stored import rows_of
+
 DAY = 86400.0
 
 
 def steps(step):
     """One step of rank 0 as a stored table."""
-    columns = {name: [step] for name in schema.STORED["steps"]} | {"rank": [0], "kind": ["train"], "input_ns": [-1]}
-    target = schema.arrow_schema("steps")
-    return pa.Table.from_arrays([pa.array(columns[field.name], field.type) for field in target], schema=target)
+    return rows_of("steps", step, rank=0, input_ns=-1)
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import sys
 import time
 
 import hindmost_collector
-import pyarrow as pa
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from hindmost.errors import HindmostError, UsageError
@@ -22,6 +22,7 @@ from hindmost_collector.store.parquet.journal import Journal
 from hindmost_collector.store.parquet.run_directory import read_together
 from hindmost_collector.store.parquet.store import ParquetStore, read_run
 
+from tests.collector.stored import rows_of
 from tests.pages import fetched
 
 pytestmark = pytest.mark.torture
@@ -30,10 +31,8 @@ BAD = 3
 
 
 def samples(flush, rows=200):
-    columns = {"node": ["n"] * rows, "name": ["m"] * rows, "labels": ["{}"] * rows}
-    columns |= {"time_ns": [flush * rows + at for at in range(rows)], "value": [at * at % 97.0 for at in range(rows)]}
-    target = schema.arrow_schema("metrics")
-    return pa.Table.from_arrays([pa.array(columns[field.name], field.type) for field in target], schema=target)
+    at = np.arange(rows)
+    return rows_of("metrics", node="n", name="m", labels="{}", time_ns=flush * rows + at, value=at * at % 97.0)
 
 
 def damage(path):
