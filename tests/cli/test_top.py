@@ -46,6 +46,17 @@ def collector() -> Iterator[tuple[str, dict[str, Any]]]:
     server.server_close()
 
 
+def running(folder: Path, page: str, /, *, stored: bool = True, **more: Any) -> Path:
+    """The directory of a run whose collector serves this page, before anything of it is stored or after."""
+    run = folder / "run"
+    run.mkdir()
+    if stored:
+        assert main(["simulate", str(run), "--ranks", "4", "--steps", "30"]) == 0
+    meta = {"schema": "hindmost.run/1", "job_id": "run", "page": page, "host": os.uname().nodename, **more}
+    (run / "meta.json").write_text(json.dumps(meta))
+    return run
+
+
 def start_run(proc: Path, pid: int, job: str) -> None:
     """The collector of a `hindmost run`, as /proc shows it."""
     words = ["/usr/bin/python", "-m", "hindmost", "collector", "--out", f"/runs/{job}", "--job-id", job]
@@ -207,18 +218,8 @@ def test_the_run_directory_of_a_running_job_leads_to_its_collector(
 ) -> None:
     """Page and terminal show the same; a collector of another job, or on another host, is no answer."""
     address, answers = collector
-    assert main(["simulate", str(tmp_path / "run"), "--ranks", "4", "--steps", "30"]) == 0
-    meta = {
-        "schema": "hindmost.run/1",
-        "job_id": "run",
-        "started_ns": 1,
-        "page": address,
-        "host": os.uname().nodename,
-        **more,
-    }
-    (tmp_path / "run" / "meta.json").write_text(json.dumps(meta))
     answers |= {"/api/jobs": [{"id": of}], f"/api/newest?job={of}": {"title": "as on the page"}}
-    found = source.RunDirectory(tmp_path / "run").picture(None)
+    found = source.RunDirectory(running(tmp_path, address, started_ns=1, **more)).picture(None)
     assert (found["title"] == "as on the page") is live
 
 
@@ -228,12 +229,10 @@ def test_the_first_seconds_of_a_run_are_no_error(
 ) -> None:
     """Its collector has no rank yet, then no verdict; nothing is stored until the first flush."""
     address, answers = collector
-    meta = {"schema": "hindmost.run/1", "job_id": "run", "page": address, "host": os.uname().nodename}
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "meta.json").write_text(json.dumps(meta))
+    run = running(tmp_path, address, stored=False)
     answers |= {"/api/jobs": known, f"/api/newest{'?job=run' if known else ''}": {"title": "as on the page"}}
-    assert source.RunDirectory(tmp_path / "run").picture(None)["title"] == "as on the page"
-    assert "run · no verdict yet" in says(0, ["top", str(tmp_path / "run")]).out
+    assert source.RunDirectory(run).picture(None)["title"] == "as on the page"
+    assert "run · no verdict yet" in says(0, ["top", str(run)]).out
 
 
 def test_the_address_in_a_file_of_another_user_is_not_asked(
@@ -241,29 +240,24 @@ def test_the_address_in_a_file_of_another_user_is_not_asked(
 ) -> None:
     """That user may serve there whatever it likes."""
     address, answers = collector
-    assert main(["simulate", str(tmp_path / "run"), "--ranks", "4", "--steps", "30"]) == 0
-    meta = {"schema": "hindmost.run/1", "job_id": "run", "page": address, "host": os.uname().nodename}
-    (tmp_path / "run" / "meta.json").write_text(json.dumps(meta))
+    run = running(tmp_path, address)
     answers |= {"/api/jobs": [{"id": "run"}], "/api/newest?job=run": {"title": "as on the page"}}
     user = os.geteuid()
     monkeypatch.setattr(os, "geteuid", lambda: user + 1)
-    assert source.RunDirectory(tmp_path / "run").picture(None)["title"] != "as on the page"
+    assert source.RunDirectory(run).picture(None)["title"] != "as on the page"
 
 
 def test_a_silent_collector_is_asked_once_for_a_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each time takes seconds."""
-    assert main(["simulate", str(tmp_path / "run"), "--ranks", "4", "--steps", "30"]) == 0
-    meta = {"schema": "hindmost.run/1", "job_id": "run", "page": "127.0.0.1:1", "host": os.uname().nodename}
-    (tmp_path / "run" / "meta.json").write_text(json.dumps(meta))
-    (tmp_path / "run" / "report.json").unlink(missing_ok=True)
-    asked = []
+    run, asked = running(tmp_path, "127.0.0.1:1"), []
+    (run / "report.json").unlink(missing_ok=True)
 
     def refused(*_: object) -> None:
         asked.append(1)
         raise HindmostError("no answer")
 
     monkeypatch.setattr(source, "fetch", refused)
-    assert source.RunDirectory(tmp_path / "run").picture(None)["title"]
+    assert source.RunDirectory(run).picture(None)["title"]
     assert len(asked) == 1
 
 

@@ -197,26 +197,26 @@ def test_a_graphs_kernels_belong_to_the_step_that_launched_the_graph(tmp_path: P
     assert run.collectives["op"].tolist() == ["all_gather", "reduce_scatter"] * 3
 
 
-@pytest.mark.parametrize(
-    "kernel", ["ncclSymkDevKernel_AllReduce_AGxLL_R_sum_bf16", "ncclSymDevKernel_AllReduce_RSxLD_AGxST_sum_f32"]
-)
-def test_kernels_on_symmetric_memory_are_collectives(tmp_path: Path, kernel: str) -> None:
-    """NCCL 2.27 and later have kernels of their own for registered windows, under other names."""
-    happened = [_step(0), _complete("kernel", kernel, 500.0, 50.0, correlation=1)]
-    happened.append(_complete("cuda_driver", "cuLaunchKernelEx", 100.0, 2.0, correlation=1))
-    _write(tmp_path / "trace.0.json", 0, happened, WORLD)
-    assert load(tmp_path).collectives["op"].tolist() == ["all_reduce"]
+GENERIC = "ncclDevKernel_Generic_4(ncclDevKernelArgs)"
 
 
 @pytest.mark.parametrize(
-    ("named", "op"),
-    [("_reduce_scatter_base", "reduce_scatter"), ("allreduce_coalesced", "all_reduce"), (None, "generic")],
+    ("kernel", "named", "op"),
+    [
+        (GENERIC, "_reduce_scatter_base", "reduce_scatter"),
+        (GENERIC, "allreduce_coalesced", "all_reduce"),
+        (GENERIC, None, "generic"),
+        ("ncclSymkDevKernel_AllReduce_AGxLL_R_sum_bf16", None, "all_reduce"),
+        ("ncclSymDevKernel_AllReduce_RSxLD_AGxST_sum_f32", None, "all_reduce"),
+    ],
 )
-def test_a_generic_kernel_is_the_collective_that_the_profiler_names(tmp_path: Path, named: str | None, op: str) -> None:
-    """All of RCCL's are called so; PyTorch's name for it is one of those that have a plain one."""
+def test_what_a_kernel_is_called_is_its_collective(tmp_path: Path, kernel: str, named: str | None, op: str) -> None:
+    """All of RCCL's are called alike: there PyTorch's name counts. NCCL 2.27 and later have kernels of their own for
+    symmetric memory, under other names."""
     args = {"correlation": 1} | ({"Collective name": named} if named else {})
-    happened = [_step(0), _complete("kernel", "ncclDevKernel_Generic_4(ncclDevKernelArgs)", 500.0, 50.0, **args)]
-    happened.append(_complete("cuda_runtime", "hipExtLaunchKernel", 100.0, 2.0, correlation=1))
+    happened = [_step(0), _complete("kernel", kernel, 500.0, 50.0, **args)]
+    launch = ("cuda_runtime", "hipExtLaunchKernel") if kernel == GENERIC else ("cuda_driver", "cuLaunchKernelEx")
+    happened.append(_complete(*launch, 100.0, 2.0, correlation=1))
     _write(tmp_path / "trace.0.json", 0, happened, WORLD)
     assert load(tmp_path).collectives["op"].tolist() == [op]
 

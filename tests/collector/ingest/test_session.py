@@ -24,8 +24,9 @@ class Clock:
 
 
 def messages(talk):
-    """What is sent while ``talk(outbox, clock, settle)`` goes on, in words."""
-    sent = []
+    """What is sent meanwhile, in words: ``1`` is an ack of a batch, ``.`` the end of a turn of the loop, ``almost`` and
+    ``later`` the time until an ack goes alone, ``time`` and ``answer`` replies without a batch and with."""
+    sent, clock = [], Clock()
 
     async def write(message):
         kind = message.WhichOneof("body")
@@ -33,17 +34,19 @@ def messages(talk):
         sent.append(f"{kind} {number}" if number else kind)
 
     async def scenario():
-        clock = Clock()
         outbox = Outbox(clock, ACK_NS)
         outbox.welcome(0, 0)
         pump = asyncio.create_task(outbox.pump(write))
-
-        async def settle():
-            for _ in range(10):
-                await asyncio.sleep(0)
-
-        await settle()
-        await talk(outbox, clock, settle)
+        for word in f". {talk}".split():
+            if word == ".":
+                for _ in range(10):
+                    await asyncio.sleep(0)
+            elif word in ("almost", "later"):
+                clock.ns += ACK_NS - (word == "almost")
+            elif word in ("time", "answer"):
+                outbox.clock_reply(1, 2, with_ack=word == "answer")
+            else:
+                outbox.ack(int(word))
         outbox.close()
         await pump
 
@@ -51,64 +54,21 @@ def messages(talk):
     return sent
 
 
-def test_ack_goes_with_the_next_message():
-    """The time is sent every ten seconds; an ack goes with it, the latest in the place of those before."""
-
-    async def talk(outbox, clock, settle):
-        outbox.ack(1)
-        await settle()
-        clock.ns += ACK_NS - 1
-        outbox.ack(2)
-        await settle()
-        outbox.ack(3)
-        outbox.clock_reply(1, 2)
-        await settle()
-
-    assert messages(talk) == ["welcome", "ack 1", "clock", "ack 3"]
-
-
-def test_ack_is_a_part_of_the_answer_to_a_batch():
-    """Who asked for the time with a batch reads the ack in the answer: one message in place of two."""
-
-    async def talk(outbox, clock, settle):
-        outbox.ack(1)
-        await settle()
-        outbox.ack(2)
-        outbox.clock_reply(1, 2, with_ack=True)
-        await settle()
-        outbox.clock_reply(1, 2, with_ack=True)
-        await settle()
-        clock.ns += ACK_NS - 1
-        outbox.ack(3)
-
-    assert messages(talk) == ["welcome", "ack 1", "clock 2", "clock", "ack 3"]
-
-
-def test_ack_does_not_wait_for_ever():
-    """To an agent to which nothing else is said."""
-
-    async def talk(outbox, clock, settle):
-        outbox.ack(1)
-        await settle()
-        outbox.ack(2)
-        await settle()
-        clock.ns += ACK_NS
-        outbox.ack(3)
-        await settle()
-        outbox.ack(4)
-
-    assert messages(talk) == ["welcome", "ack 1", "ack 3", "ack 4"]  # the last one because the stream ends
-
-
-def test_a_backlog_is_acknowledged_as_it_comes():
-    """An agent has only some hundreds of batches on the way."""
-
-    async def talk(outbox, _clock, settle):
-        for sequence in range(1, 200):
-            outbox.ack(sequence)
-            await settle()
-
-    assert messages(talk) == ["welcome", "ack 1", "ack 65", "ack 129", "ack 193", "ack 199"]
+@pytest.mark.parametrize(
+    ("talk", "sent"),
+    [
+        ("1 . almost 2 . 3 time .", ["ack 1", "clock", "ack 3"]),
+        ("1 . 2 answer . answer . almost 3", ["ack 1", "clock 2", "clock", "ack 3"]),
+        ("1 . 2 . later 3 . 4", ["ack 1", "ack 3", "ack 4"]),  # the last one because the stream ends
+        (" . ".join(map(str, range(1, 200))), ["ack 1", "ack 65", "ack 129", "ack 193", "ack 199"]),
+    ],
+    ids=["goes with the next message", "is a part of the answer to a batch", "waits not for ever", "of a backlog"],
+)
+def test_when_an_ack_is_sent(talk, sent):
+    """With the time, which is sent every ten seconds, the latest in the place of those before; in the answer to a batch
+    that asked for the time; alone where nothing else is said. Of a backlog as it comes: an agent has only some hundreds
+    of batches on the way."""
+    assert messages(talk) == ["welcome", *sent]
 
 
 async def test_a_stream_ends_after_its_agent_has_read_the_last_ack():

@@ -180,13 +180,15 @@ def test_a_job_that_stays_still_is_judged_each_time_that_lasted_twice_as_long() 
     assert all(after >= 1.8 * before for before, after in itertools.pairwise(judged))
 
 
-def test_it_is_judged_as_ever_once_a_core_is_free() -> None:
-    """The next turn is its own pace's."""
-    full = [True]
-    paced = Paced(cores_are_full=lambda: full[0])
-    assert times(paced, 5.0) == []
-    full[0] = False
-    assert times(paced, 9.0)
+@pytest.mark.parametrize(("full", "until", "then"), [(True, 5.0, 9.0), (False, 1.5, 4.5)])
+def test_what_the_last_evaluation_sees_of_the_cores_decides_from_then_on(full: bool, until: float, then: float) -> None:
+    """Once a core is free the job is judged at its own pace. Cores are idle until ranks have started: the first
+    judgement waits until an evaluation has seen these at work."""
+    now = [full]
+    paced = Paced(cores_are_full=lambda: now[0])
+    assert times(paced, until) == []
+    now[0] = not full
+    assert bool(times(paced, then)) is full
 
 
 def test_the_session_is_raised_once_the_ranks_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,15 +218,6 @@ def test_the_time_of_a_job_begins_with_its_command(monkeypatch: pytest.MonkeyPat
     collector: Any = SimpleNamespace(options=SimpleNamespace(job_id="j"), clock=clock, job=lambda job_id: job)
     main.follow_stdin(collector, Any, ())
     assert (job.started_ns, job.window.started_ns) == (7, 7)
-
-
-def test_the_first_judgement_waits_until_a_look_has_seen_the_ranks_at_work() -> None:
-    """Cores are idle until ranks have started: what was last seen of them then says nothing."""
-    full = [False]
-    paced = Paced(cores_are_full=lambda: full[0])
-    assert times(paced, 1.5) == []
-    full[0] = True
-    assert times(paced, 4.5) == []
 
 
 @pytest.mark.parametrize(

@@ -191,24 +191,18 @@ class Costly:
         return asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("fails", [False, True])
-def test_an_evaluation_without_news_is_reported_too(fails):
-    """Up to which step, and when, what the report says was seen to hold; one that failed has seen nothing."""
+@pytest.mark.parametrize(
+    ("fails", "last", "judged"),
+    [(False, 41, {"time_ns": 5, "last_step": 41}), (False, -1, {"time_ns": 5, "last_step": None}), (True, 41, None)],
+)
+def test_an_evaluation_without_news_is_reported_too(fails, last, judged):
+    """Up to which step, and when, what the report says was seen to hold; one that failed has seen nothing. Where no
+    step is known by number it is missing, and no step before the first."""
     costly = Costly()
-    costly.news = None if fails else False
+    costly.news, costly.job.window.last_step = None if fails else False, last
     costly.through.set()
     asyncio.run(costly.watch().turn(costly.job, whole=False))
-    assert costly.job.judged == (None if fails else {"time_ns": 5, "last_step": 41})
-
-
-def test_the_last_step_is_left_out_where_none_is_known_by_number():
-    """Missing, and no step before the first."""
-    costly = Costly()
-    costly.news = False
-    costly.through.set()
-    costly.job.window.last_step = -1
-    asyncio.run(costly.watch().turn(costly.job, whole=False))
-    assert costly.job.judged == {"time_ns": 5, "last_step": None}
+    assert costly.job.judged == judged
 
 
 def test_incremental_evaluations_go_on_during_a_full_one():

@@ -110,14 +110,18 @@ def test_no_missing_rank_is_cleared(tmp_path: Path) -> None:
     assert _text(report) == ("rank 1 is missing from most of the recording others may wait for it")
 
 
-def test_files_that_end_early_are_judged_as_far_as_all_go(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("log", "share", "step"), [(False, 0.7, 41), (True, 0.5, 29)], ids=["profiles", "logs alone"])
+def test_files_that_end_early_are_judged_as_far_as_all_go(tmp_path: Path, log: bool, share: float, step: int) -> None:
     """A rank whose file was cut is not on time from there on."""
     _recorded(tmp_path)
-    _cut(_csv_of(tmp_path, 1), 0.7)
+    _cut(tmp_path / "steps.1.jsonl" if log else _csv_of(tmp_path, 1), share)
+    for path in tmp_path.glob("prof.*") if log else ():
+        path.unlink()
     report = _judged(tmp_path)
     (verdict,) = report["verdicts"]
     assert (verdict["kind"], verdict["ranks"], verdict["until_step"]) == ("straggler", [1], None)
-    ends = f"{PROFILER}: rank 1's file ends at step 41 of 59: only the part that all ranks have is judged."
+    name = "step times (steps.RANK.jsonl)" if log else PROFILER
+    ends = f"{name}: rank 1's file ends at step {step} of 59: only the part that all ranks have is judged."
     assert ends in report["notes"]
 
 
@@ -131,20 +135,6 @@ def test_a_part_of_a_job_clears_no_rank_of_the_rest(tmp_path: Path, rank: int, s
     (verdict,) = report["verdicts"]
     assert (verdict["kind"], verdict["ranks"]) == (kind, [])
     assert ("only 60 % of the job is in all files" in _text(report)) == (kind != "balanced")
-
-
-def test_a_log_that_ends_early_is_judged_as_far_as_all_go(tmp_path: Path) -> None:
-    """The same where the steps are all there is."""
-    _recorded(tmp_path)
-    for path in tmp_path.glob("prof.*"):
-        path.unlink()
-    _cut(tmp_path / "steps.1.jsonl", 0.5)
-    report = _judged(tmp_path)
-    (verdict,) = report["verdicts"]
-    assert (verdict["ranks"], verdict["until_step"]) == ([1], None)
-    name = "step times (steps.RANK.jsonl)"
-    ends = f"{name}: rank 1's file ends at step 29 of 59: only the part that all ranks have is judged."
-    assert ends in report["notes"]
 
 
 def test_a_missing_log_is_reported_and_leaves_the_verdict(tmp_path: Path) -> None:

@@ -149,26 +149,23 @@ def test_what_is_missing_is_a_dash_and_has_its_reason() -> None:
     assert row["bytes"] is None
 
 
-def test_energy_is_power_over_time_where_a_gpu_has_no_counter() -> None:
-    """Of two, 300 W that fall to 100 W in 10 s are 2 kJ; the other one counts 5 kJ."""
+@pytest.mark.parametrize(
+    ("times", "falls_w", "energy", "lacks"),
+    [([0, 10], 20.0, 2000.0, 0), ([*range(11), *range(90, 101)], 0.0, None, 1)],
+    ids=["all the time", "not for 80 of 100 s"],
+)
+def test_energy_is_power_over_time_where_a_gpu_has_no_counter(
+    times: list[int], falls_w: float, energy: float | None, lacks: int
+) -> None:
+    """Of two, 300 W that fall to 100 W in 10 s are 2 kJ; the other one counts 5 kJ. Where power was not sampled for
+    long, it is unknown, and it says so; a counter has all of it."""
     labels = [f'{{"gpu_uuid": "{gpu}"}}' for gpu in "ab"]
-    samples = [("hindmost_gpu_power_watts", label, at, 300.0 - 20 * at) for label in labels for at in (0, 10)]
-    samples += [("hindmost_gpu_energy_joules_total", labels[1], at, 500.0 * at) for at in (0, 10)]
+    samples = [("hindmost_gpu_power_watts", label, at, 300.0 - falls_w * at) for label in labels for at in times]
+    samples += [("hindmost_gpu_energy_joules_total", labels[1], at, 500.0 * at) for at in times]
     run = replace(made(1), metrics=loads.metrics(samples))
-    rows = section_rows.of(run, judge(run).to_dict(), None, ("gpus",))["gpus"]["gpus"]
-    assert {row["gpu"]: row["energy"] for row in rows} == {"a": 2000.0, "b": 5000.0}
-
-
-def test_energy_is_unknown_where_power_was_not_sampled_for_long() -> None:
-    """80 of 100 s: not measured, and it says so; a counter has all of it."""
-    labels = [f'{{"gpu_uuid": "{gpu}"}}' for gpu in "ab"]
-    times = [*range(11), *range(90, 101)]
-    samples = [("hindmost_gpu_power_watts", label, at, 300.0) for label in labels for at in times]
-    samples += [("hindmost_gpu_energy_joules_total", labels[1], at, 300.0 * at) for at in times]
-    run = replace(made(1), metrics=loads.metrics(samples))
-    made_of = section_rows.of(run, judge(run).to_dict(), None, ("gpus", "not_measured"))
-    assert {row["gpu"]: row["energy"] for row in made_of["gpus"]["gpus"]} == {"a": None, "b": 30000.0}
-    assert "energy of 1 of 2 GPUs" in [row["what"] for row in made_of["not_measured"]["what"]]
+    found = section_rows.of(run, judge(run).to_dict(), None, ("gpus", "not_measured"))
+    assert {row["gpu"]: row["energy"] for row in found["gpus"]["gpus"]} == {"a": energy, "b": 500.0 * times[-1]}
+    assert [row["what"] for row in found["not_measured"]["what"]].count("energy of 1 of 2 GPUs") == lacks
 
 
 def test_ranks_of_which_no_gpu_was_recorded_have_no_mfu() -> None:
