@@ -15,15 +15,13 @@ without a hang.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import numpy as np
 
 from hindmost_judge.blocks import Blocks
-from hindmost_judge.encoding import codes
+from hindmost_judge.encoding import codes, unique
 from hindmost_judge.model import ANY_PEER, ERROR, SENDS, UNMEASURED, Job, Run, Table, has_launches, rows
 from hindmost_judge.settings import Settings
 from hindmost_judge.timeline.phases import training
@@ -39,7 +37,8 @@ _COLLECTIVE = {"collective", "p2p"}
 class Wait:
     """What one rank is in, since when and for how long (ns): collective number ``seq``, or, -1, a message.
 
-    ``peer`` is whom it waits for (``None``: not one known rank), who has to receive if it ``sends``.
+    ``peer`` is whom it waits for (``None``: not one known rank), who has to receive if it ``sends``; that is ``None``
+    in a collective.
     """
 
     rank: int
@@ -49,7 +48,7 @@ class Wait:
     waited: int
     seq: int = -1
     peer: int | None = None
-    sends: bool = False
+    sends: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -87,7 +86,8 @@ class Hang:
 def find(run: Run, step_ns: float, settings: Settings) -> Hang | None:
     """The run's hang or divergence, ``None`` if every open operation is young. ``step_ns`` is the p99 step time."""
     limit = settings.hang_timeout_ns(step_ns)
-    waiting, messages = _open_operations(run), _messages(run)
+    waits = _waits(run)
+    waiting, messages = _frontiers(waits), [one for one in waits if one.sends is not None]
     stuck = {comm: waits for comm, waits in waiting.items() if max(one.waited for one in waits) >= limit}
     late = [message for message in messages if message.waited >= limit]
     seen = _last_seen(run) if late else {}
@@ -139,14 +139,12 @@ def steps_done(steps: Table, collectives: Table, rank: int) -> int:
 
 def waits_of(run: Run, ranks: Sequence[int]) -> tuple[int, int]:
     """For how many ns these ranks have waited, summed, -1 where one is unknown; when the first began to, 0: unknown."""
-    table, waited = run.in_flight, np.array(_waited(run), np.int64)
     longest = dict.fromkeys(ranks, UNMEASURED)
-    waiting = np.flatnonzero(np.isin(table["kind"], [*_COLLECTIVE]) & np.isin(table["rank"], ranks))
-    for i in waiting.tolist():
-        longest[int(table["rank"][i])] = max(longest[int(table["rank"][i])], int(waited[i]))
+    waits = [one for one in _waits(run) if one.rank in longest]
+    for one in waits:
+        longest[one.rank] = max(longest[one.rank], one.waited)
     known = bool(longest) and UNMEASURED not in longest.values()
-    first = int(table["start_ns"][waiting].min()) if len(waiting) else 0
-    return sum(longest.values()) if known else UNMEASURED, first
+    return sum(longest.values()) if known else UNMEASURED, min((one.start for one in waits), default=0)
 
 
 def _of_no_age(run: Run, waiting: dict[int, list[Wait]]) -> Hang | None:
@@ -172,7 +170,7 @@ def _of_no_age(run: Run, waiting: dict[int, list[Wait]]) -> Hang | None:
 def of_a_moment(run: Run) -> Hang | None:
     """What others wait in and who had not entered it, however short that may have been."""
     ageless = replace(run, in_flight={**run.in_flight, "observed_ns": np.full(rows(run.in_flight), UNMEASURED)})
-    return _of_no_age(ageless, _open_operations(ageless))
+    return _of_no_age(ageless, _frontiers(_waits(ageless)))
 
 
 def _left_behind(
@@ -183,14 +181,16 @@ def _left_behind(
     waits_in_any = np.isin(run.in_flight["kind"], [*_COLLECTIVE])  # those ahead of the frontier wait, too
     blocked = {*run.in_flight["rank"][waits_in_any].tolist()}
     missing = {comm: _missing(run, comm, waits) for comm, waits in waiting.items()}
-    node = {comm: -1 - place for place, comm in enumerate(waiting)}
-    edges = [Edge(one.rank, node[comm]) for comm, waits in waiting.items() for one in waits]
-    edges += [Edge(node[comm], rank) for comm, ranks in missing.items() for rank in ranks]
-    edges += [
-        Edge(wait.rank, wait.peer, "receive" if wait.sends else "send") for wait in messages if wait.peer is not None
-    ]
-    starts = {node[comm] for comm in stuck} | {wait.rank for wait in late}
-    roots, cycle = walk(blocked | {*node.values()}, edges, starts)
+    node = {comm: -1 - place for place, comm in enumerate(waiting)}  # an operation needs all who are missing
+    targets: dict[int, set[int]] = {rank: set() for rank in blocked} | {node[comm]: {*missing[comm]} for comm in node}
+    for rank, operation in [(one.rank, node[comm]) for comm, waits in waiting.items() for one in waits]:
+        targets[rank].add(operation)
+    sent = {(one.rank, one.peer) for one in messages if one.sends}
+    met = {frozenset((one.rank, one.peer)) for one in messages if not one.sends and (one.peer, one.rank) in sent}
+    for one in messages:
+        if one.peer is not None and frozenset((one.rank, one.peer)) not in met:
+            targets[one.rank].add(one.peer)
+    roots, cycle = walk(targets, {node[comm] for comm in stuck} | {wait.rank for wait in late})
     if {wait.rank for wait in messages}.intersection(cycle):
         return _deadlock(cycle, waiting, missing, messages, blocked)
     crossed = _crossed(run, stuck, missing) if stuck and not roots else None
@@ -198,8 +198,9 @@ def _left_behind(
         return crossed
     since: dict[int, int] = {}
     held_up = [(rank, one.start) for comm, waits in waiting.items() for one in waits for rank in missing[comm]]
-    for rank, start in [*held_up, *((wait.peer, wait.start) for wait in messages if wait.peer is not None)]:
-        since[rank] = max(since.get(rank, 0), start)
+    held_up += [(wait.peer, wait.start) for wait in messages if wait.peer is not None]
+    for awaited, start in held_up:
+        since[awaited] = max(since.get(awaited, 0), start)
     culprits, unproven = _culprits(run, [*roots], blocked, since)
     comm = next((comm for comm in (*stuck, *waiting) if {*missing[comm]} & {*culprits, *unproven}), None)
     if comm is None and stuck and not (culprits or unproven):
@@ -254,15 +255,12 @@ def _deadlock(
     odd = sides[0] if len(sides[0]) < len(sides[1]) else set[int]()
     parted = bool(entered)
     waits.sort(key=lambda one: one.seq < 0 and parted)
-    return Hang(
-        kind="desync" if parted else "hang",
-        ranks=tuple(sorted(odd if parted else cycle)),
-        victims=tuple(sorted(blocked - (odd if parted else {*cycle}))),
+    named = sorted(odd if parted else cycle)
+    return replace(
+        _stop("desync" if parted else "hang", named, blocked - {*named}, waits, {}),
         comm=next(wait.comm for wait in messages if wait.rank in cycle),
         seq=-1,
-        op=waits[0].op,
         waited_ns=min(wait.waited for wait in waits),
-        doing={},
         entered_ns=max(wait.start for wait in waits),
         waits=tuple(waits),
         deadlock=not parted,
@@ -366,28 +364,34 @@ def _silence(run: Run, limit: float) -> Hang | None:
     if silent < limit:
         return None
     last = int(np.argmax(table["start_ns"]))
-    return Hang(
-        kind="hang",
-        ranks=(),
-        victims=(),
-        comm=int(table["comm"][last]),
-        seq=int(table["seq"][last]),
-        op=str(table["op"][last]),
-        waited_ns=silent,
-        doing={},
-        seen=False,
-    )
+    op, comm, seq = (table[name][last] for name in ("op", "comm", "seq"))
+    return replace(_stop("hang", [], (), [Wait(-1, str(op), int(comm), 0, silent, int(seq))], {}), seen=False)
 
 
-def _open_operations(run: Run) -> dict[int, list[Wait]]:
-    """Communicator to its lowest unfinished operations, without messages."""
-    table = run.in_flight
-    found: dict[int, list[Wait]] = {}
-    waited = _waited(run)
-    for i in np.flatnonzero(np.isin(table["kind"], [*_COLLECTIVE]) & ~_in_message(run)).tolist():
+def _waits(run: Run) -> list[Wait]:
+    """What ranks are in, of a message once for each peer."""
+    table, waited, message, found = run.in_flight, _waited(run), _in_message(run), list[Wait]()
+    for i in np.flatnonzero(np.isin(table["kind"], [*_COLLECTIVE])).tolist():
         rank, comm, start, seq = (int(table[name][i]) for name in ("rank", "comm", "start_ns", "seq"))
-        found.setdefault(comm, []).append(Wait(rank, str(table["name"][i]), comm, start, waited[i], seq))
-    return {comm: _frontier(waits) for comm, waits in found.items()}
+        one = Wait(rank, str(table["name"][i]), comm, start, waited[i], seq)
+        if not message[i]:
+            found.append(one)
+            continue
+        sends = table["flags"][i] > 0 and bool(table["flags"][i] & SENDS)
+        peers = _peers(run, rank, comm, int(table["peer"][i]))
+        found += [replace(one, seq=-1, peer=peer, sends=sends) for peer in peers]
+    return found
+
+
+def _frontiers(waits: Iterable[Wait]) -> dict[int, list[Wait]]:
+    """Communicator to its lowest unfinished operations: each rank's lowest, and of those the ones at the lowest."""
+    lowest: dict[int, dict[int, Wait]] = {}
+    for one in waits:
+        if one.sends is None:
+            of_comm = lowest.setdefault(one.comm, {})
+            of_comm[one.rank] = min(of_comm.get(one.rank, one), one, key=lambda wait: wait.seq)
+    first = {comm: min(one.seq for one in ranks.values()) for comm, ranks in lowest.items()}
+    return {comm: [one for one in ranks.values() if one.seq == first[comm]] for comm, ranks in lowest.items()}
 
 
 def _waited(run: Run) -> list[int]:
@@ -415,19 +419,6 @@ def _in_message(run: Run) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
     return np.asarray((table["kind"] == "p2p") & known)
 
 
-def _messages(run: Run) -> list[Wait]:
-    """The messages that ranks wait in, one for each peer."""
-    table, waited = run.in_flight, _waited(run)
-    found = []
-    for i in np.flatnonzero(_in_message(run)).tolist():
-        rank, comm, start = (int(table[name][i]) for name in ("rank", "comm", "start_ns"))
-        sends = table["flags"][i] > 0 and bool(table["flags"][i] & SENDS)
-        peers = _peers(run, rank, comm, int(table["peer"][i]))
-        op = str(table["name"][i])
-        found += [Wait(rank, op, comm, start, waited[i], peer=peer, sends=sends) for peer in peers]
-    return found
-
-
 def _peers(run: Run, rank: int, comm: int, peer: int) -> list[int | None]:
     """The ranks of the job that a rank of a communicator stands for; ``None``: not known."""
     table = run.communicators
@@ -441,21 +432,10 @@ def _peers(run: Run, rank: int, comm: int, peer: int) -> list[int | None]:
 
 def _last_seen(run: Run) -> dict[int, int]:
     """When each rank last began an operation or a step."""
-    latest: dict[int, int] = {}
-    for table in (run.collectives, run.steps):
-        order = np.argsort(table["start_ns"], kind="stable")
-        newest = dict(zip(table["rank"][order].tolist(), table["start_ns"][order].tolist(), strict=True))
-        latest |= {rank: max(latest.get(rank, 0), start) for rank, start in newest.items()}
-    return latest
-
-
-def _frontier(waits: list[Wait]) -> list[Wait]:
-    """Each rank's lowest open sequence, and of those the ones at the communicator's lowest."""
-    lowest: dict[int, Wait] = {}
-    for one in sorted(waits, key=lambda one: one.seq):
-        lowest.setdefault(one.rank, one)
-    first = min(one.seq for one in lowest.values())
-    return [one for one in lowest.values() if one.seq == first]
+    tables = (run.collectives, run.steps)
+    rank, start = (np.concatenate([table[name] for table in tables]) for name in ("rank", "start_ns"))
+    order = np.argsort(start, kind="stable")
+    return dict(zip(rank[order].tolist(), start[order].tolist(), strict=True))
 
 
 def _divergence(stuck: dict[int, list[Wait]]) -> Hang | None:
@@ -548,18 +528,25 @@ def find_mismatch(run: Run, *, stopped: bool = False) -> Mismatch | None:
     return min(found, key=lambda one: one.start_ns, default=None)
 
 
+#: Each number has a slot of its own where numbers span less than this for each row.
+_SLOTS_A_ROW = 4
+
+
 def _in_communicator(table: Table, op: Ints, names: list[str], indices: Array) -> Mismatch | None:
-    if _alike(table["seq"][indices], op[indices]) or _counted_apart(table, indices):
+    seq, ran = table["seq"][indices].astype(np.int64), op[indices]
+    slot = seq % (_SLOTS_A_ROW * len(seq))
+    last = np.zeros(_SLOTS_A_ROW * len(seq), ran.dtype)
+    last[slot] = ran
+    if (last[slot] == ran).all():  # in nearly all jobs
         return None
-    indices = indices[np.argsort(table["seq"][indices], kind="stable")]
-    seq = table["seq"][indices]
-    first = np.flatnonzero(np.append(True, np.diff(seq) != 0))
-    size = np.diff(np.append(first, len(indices)))
-    differ = np.maximum.reduceat(op[indices], first) != np.minimum.reduceat(op[indices], first)
-    places = np.flatnonzero(differ & (size > 1))
-    if len(places) == 0 or int(np.sum((size > 1)[: places[0]])) < _DESYNC_AGREED:
+    number, ways = np.unique(unique(seq * len(names) + ran) // len(names), return_counts=True)
+    places = number[ways > 1]
+    if len(places) == 0 or _counted_apart(table, indices):
         return None
-    members = indices[first[places[0]] : first[places[0]] + size[places[0]]]
+    _, agreed = np.unique(seq[seq < places[0]], return_counts=True)
+    if int(np.sum(agreed > 1)) < _DESYNC_AGREED:
+        return None
+    members = indices[seq == places[0]]
     common = int(np.argmax(np.bincount(op[members])))
     odd = op[members] != common
     if 2 * int(odd.sum()) > len(members) or _MEET.issuperset({names[one] for one in op[members].tolist()}):
@@ -576,21 +563,6 @@ def _in_communicator(table: Table, op: Ints, names: list[str], indices: Array) -
     )
 
 
-#: Sequence numbers that span less than this for each row are looked up in an array, without sorting.
-_SPAN_A_ROW = 4
-
-
-def _alike(seq: Array, op: Ints) -> bool:
-    """Whether all members ran the same at each number: so it is in nearly all jobs, and nothing is left to look for."""
-    least = int(seq.min())
-    if int(seq.max()) - least >= _SPAN_A_ROW * len(seq):
-        return bool((op == op[0]).all())
-    number = (seq - least).astype(np.int64)
-    any_of = np.zeros(int(number.max()) + 1, op.dtype)
-    any_of[number] = op
-    return bool((any_of[number] == op).all())
-
-
 def _counted_apart(table: Table, indices: Array) -> bool:
     """Whether any member has one number twice: then operations are numbered each for itself, or by another rule."""
     order = np.lexsort((table["seq"][indices], table["rank"][indices]))
@@ -598,48 +570,15 @@ def _counted_apart(table: Table, indices: Array) -> bool:
     return bool(np.any((np.diff(rank) == 0) & (np.diff(seq) == 0)))
 
 
-#: From so many ranks a closed chain is looked for.
-_MAX_STARTS = 64
+def walk(targets: Mapping[int, set[int]], starts: Iterable[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Follow the waits from ``starts``; ``targets`` are what each waiting node waits for, as far as that is known.
 
-
-class Edge(NamedTuple):
-    """``waiter`` waits until ``target`` does something, ``come`` to a collective, ``send`` or ``receive``.
-
-    Numbers below 0 are operations, all others ranks.
-    """
-
-    waiter: int
-    target: int
-    way: str = "come"
-
-
-def walk(
-    blocked: Collection[int], edges: Iterable[Edge], starts: Collection[int] | None = None
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Follow the waits of ``blocked`` nodes, of which ``edges`` are known; one without an edge waits for an unknown.
-
-    Returns the ranks that wait for no other and that waiting ranks lead to, in order; and ranks each of which waits for
-    the next, and the last for the first, empty where there is no deadlock.
-    ``starts``: those that waited for too long, from which alone it is walked; all of ``blocked`` unless given.
+    Numbers below 0 are operations, all others ranks. Returns the ranks that wait for no other and that waiting ranks
+    lead to, in order; and ranks each of which waits for the next, and the last for the first, empty where there is no
+    deadlock.
     An operation needs all of its targets. A rank with one target needs that; one with several was waiting for some of
     them, it is not known which, so only chains of certain waits are a deadlock while any other rank is a root.
     """
-    waits = set(edges)
-    met = (wait for wait in waits if wait.way == "send" and Edge(wait.target, wait.waiter, "receive") in waits)
-    meet = {(one.waiter, one.target) for one in met}
-    targets: dict[int, set[int]] = {node: set() for node in blocked}
-    for waiter, target, _ in waits:
-        if (waiter, target) not in meet and (target, waiter) not in meet:
-            targets.setdefault(waiter, set()).add(target)
-    targets = _reached(blocked if starts is None else starts, targets)
-    waiters = {*blocked} | {wait.waiter for wait in waits}
-    certain = {node: others for node, others in targets.items() if node < 0 or len(others) == 1}
-    reached = {target for others in targets.values() for target in others if target >= 0}
-    roots = tuple(sorted(reached - waiters))
-    return roots, _cycle(certain) or (() if roots else _cycle(targets))
-
-
-def _reached(starts: Collection[int], targets: Mapping[int, set[int]]) -> dict[int, set[int]]:
     reached: dict[int, set[int]] = {}
     queue = [*starts]
     while queue:
@@ -647,42 +586,42 @@ def _reached(starts: Collection[int], targets: Mapping[int, set[int]]) -> dict[i
         if node in targets and node not in reached:
             reached[node] = targets[node]
             queue.extend(targets[node])
-    return reached
+    certain = {node: others for node, others in reached.items() if node < 0 or len(others) == 1}
+    ends = {target for others in reached.values() for target in others if target >= 0}
+    roots = tuple(sorted(ends - targets.keys()))
+    return roots, _cycle(certain) or (() if roots else _cycle(reached))
 
 
-def _cycle(targets: Mapping[int, Collection[int]]) -> tuple[int, ...]:
+#: From so many ranks a closed chain is looked for.
+_MAX_STARTS = 64
+
+
+def _cycle(targets: Mapping[int, set[int]]) -> tuple[int, ...]:
     """The shortest closed chain through one of the first ranks that are in any; empty where there is none."""
-    chains = (
-        _back_to(rank, targets) for rank in [rank for rank in sorted(_knotted(targets)) if rank >= 0][:_MAX_STARTS]
-    )
-    shortest = min((chain for chain in chains if chain), key=len, default=())
+    first = [rank for rank in sorted(_knotted(targets)) if rank >= 0][:_MAX_STARTS]
+    shortest = min((chain for rank in first if (chain := _back_to(rank, targets))), key=len, default=())
     return tuple(node for node in shortest if node >= 0)
 
 
-def _knotted(targets: Mapping[int, Collection[int]]) -> set[int]:
+def _knotted(targets: Mapping[int, set[int]]) -> set[int]:
     """Nodes that may be in a closed chain: those that are left once nodes without a target, or a waiter, are gone."""
     left = set(targets)
     while True:
-        leads = {node for node in left if any(target in left for target in targets[node])}
+        leads = {node for node in left if targets[node] & left}
         both = leads & {target for node in leads for target in targets[node]}
         if both == left:
             return left
         left = both
 
 
-def _back_to(start: int, targets: Mapping[int, Collection[int]]) -> tuple[int, ...]:
+def _back_to(start: int, targets: Mapping[int, set[int]]) -> tuple[int, ...]:
     """The shortest chain of waits from a node back to it, by breadth-first search."""
-    previous: dict[int, int] = {}
-    queue = deque([start])
-    while queue:
-        node = queue.popleft()
+    chains, queue = dict[int, tuple[int, ...]]({start: (start,)}), [start]
+    for node in queue:
         for target in sorted(targets.get(node, ())):
             if target == start:
-                chain = [node]
-                while chain[-1] != start:
-                    chain.append(previous[chain[-1]])
-                return tuple(reversed(chain))
-            if target not in previous:
-                previous[target] = node
+                return chains[node]
+            if target not in chains:
+                chains[target] = (*chains[node], target)
                 queue.append(target)
     return ()

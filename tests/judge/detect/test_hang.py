@@ -8,7 +8,7 @@ import pytest
 from hindmost_collector.ingest.chunk import from_rows
 from hindmost_collector.recordings import tables
 from hindmost_collector.report.verdict_lines import clock, of_verdict
-from hindmost_judge.detect.hang import Edge, steps_done, walk
+from hindmost_judge.detect.hang import steps_done, walk
 from hindmost_judge.judge import judge
 from hindmost_judge.model import COLLECTIVES, COMMUNICATORS, VANISHED, Run, empty
 from hindmost_judge.verdict.schema import Verdict, WhichOperation
@@ -375,38 +375,22 @@ def test_ranks_that_stand_alike_are_one_sentence() -> None:
     assert stand[7:] == ["rank 506 is at job.py:7, in part506()", "5 more ranks are not listed"]
 
 
-def test_a_deadlock_is_one_whatever_else_ranks_wait_for() -> None:
-    """Rank 3 is merely late; the two that wait for each other would not go on if it came."""
-    edges = [Edge(0, 1, "send"), Edge(1, 0, "send"), Edge(2, 3, "send")]
-    assert walk({0, 1, 2}, edges) == ((3,), (0, 1))
-
-
-def test_a_receive_and_its_send_are_no_deadlock() -> None:
-    """Both sides came: what is missing is the message."""
-    assert walk({0, 1}, [Edge(0, 1, "send"), Edge(1, 0, "receive")]) == ((), ())
-
-
-def test_a_collective_waits_for_all_that_have_not_come() -> None:
-    """Ranks 0 and 1 are in an operation that rank 2, which receives from rank 3, has not entered."""
-    edges = [Edge(0, -1), Edge(1, -1), Edge(-1, 2), Edge(2, 3, "send")]
-    assert walk({0, 1, 2}, edges) == ((3,), ())
-
-
-def test_a_circle_through_a_collective_names_ranks_only() -> None:
-    """Rank 0 waits in a collective for rank 1, which waits for a message of rank 0."""
-    assert walk({0, 1}, [Edge(0, -1), Edge(-1, 1), Edge(1, 0, "send")]) == ((), (0, 1))
-
-
-def test_who_waits_for_an_unknown_is_no_root() -> None:
-    """Rank 1 is inside something: it is not who holds the job, and whom it waits for is not known."""
-    assert walk({0, 1}, [Edge(0, 1, "send")]) == ((), ())
-
-
-@pytest.mark.parametrize(("last", "expected"), [(2, ((), (0, 1))), (3, ((3,), ()))])
-def test_of_several_peers_some_may_have_answered(last: int, expected: Any) -> None:
-    """A wait for several requests shows a deadlock only where it leads to no rank that could still answer."""
-    edges = [Edge(0, 1, "send"), Edge(1, 0, "send"), Edge(1, last, "send"), Edge(2, 1, "send")]
-    assert walk({0, 1, 2}, edges) == expected
+@pytest.mark.parametrize(
+    ("targets", "roots", "deadlock"),
+    [
+        pytest.param({0: {1}, 1: {0}, 2: {3}}, (3,), (0, 1), id="one is one, whatever else ranks wait for"),
+        pytest.param({0: {-1}, 1: {-1}, -1: {2}, 2: {3}}, (3,), (), id="a collective waits for all that miss"),
+        pytest.param({0: {-1}, -1: {1}, 1: {0}}, (), (0, 1), id="a circle through a collective names ranks only"),
+        pytest.param({0: {1}, 1: set()}, (), (), id="who waits for an unknown is no root"),
+        pytest.param({0: {1}, 1: {0, 2}, 2: {1}}, (), (0, 1), id="of several peers one may have answered"),
+        pytest.param({0: {1}, 1: {0, 3}, 2: {1}}, (3,), (), id="of several peers one may still answer"),
+    ],
+)
+def test_who_waits_for_whom_leads_to_who_holds_the_job(
+    targets: dict[int, set[int]], roots: tuple[int, ...], deadlock: tuple[int, ...]
+) -> None:
+    """Numbers below 0 are collectives."""
+    assert walk(targets, targets) == (roots, deadlock)
 
 
 def differing(ranks: list[int], first: int, source: str = "hindmost") -> Run:
