@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -161,15 +161,6 @@ def _quiet_ns(run: Run) -> float | None:
 _MOST_STALLS = 3
 
 
-@dataclass(frozen=True)
-class _Gap:
-    """Nothing began or ended from ``since`` to ``until``; ``looks`` are the rows of the stacks taken meanwhile."""
-
-    since: int
-    until: int
-    looks: Ints
-
-
 #: A wait in which a rank was stopped is a stall from so long, and so many steps, on.
 _STOPPED_NS, _STOPPED_STEPS = 1e9, 3.0
 
@@ -177,8 +168,9 @@ _STOPPED_NS, _STOPPED_STEPS = 1e9, 3.0
 def find_ended_stalls(run: Run, blocks: Blocks | None, settings: Settings) -> tuple[tuple[Stall, ...], list[str]]:
     """The stalls, and a sentence on each: from when to when, who was waited for in what, where that rank was.
 
-    A wait before the first step is set-up: a sentence, and no stall. So is an only wait for a rank that was not looked
-    at: it may have saved or evaluated.
+    Nothing began or ended in one, and no script makes it on purpose: stacks were taken meanwhile, a rank was stopped,
+    or every rank was in an operation, so that none evaluated, saved, or read. A wait before the first step is set-up: a
+    sentence, and no stall. So is an only wait of all others for a rank that was not looked at: it may have saved.
     """
     step_ns = float(median(blocks.period)) if blocks is not None else float("nan")
     hang_timeout_ns = settings.hang_timeout_ns(step_ns)
@@ -200,8 +192,13 @@ def find_ended_stalls(run: Run, blocks: Blocks | None, settings: Settings) -> tu
     long = np.flatnonzero(np.diff(moments) >= max(_STOPPED_NS, _STOPPED_STEPS * step_ns))
     halted = [at for at in np.intersect1d(gap_of, long).tolist() if during(run, *moments[at : at + 2].tolist())]
     halted = halted if len(halted) < settings.min_stalls else []  # more are a verdict's
-    gaps = _gaps(run, moments, hang_timeout_ns, halted)
-    seen, once = ([_stall(run, gap, began) for gap in kind] for kind in gaps)
+    every, looks = len(np.unique(run.collectives["rank"])), np.searchsorted(moments, run.stacks["time_ns"], "right") - 1
+    gaps = np.union1d(np.flatnonzero(np.diff(moments) >= hang_timeout_ns), halted).astype(int).tolist()
+    found = {at: _stall(run, int(moments[at]), int(moments[at + 1]), np.flatnonzero(looks == at), began) for at in gaps}
+    seen = [one for at, one in found.items() if at in halted or at in looks or one.waiting == every > 1]
+    awaited = [one for one in found.values() if one.ranks and len(one.ranks) + one.waiting == every]
+    whom = [one.ranks for one in awaited]
+    once = [one for one in awaited if one not in seen and whom.count(one.ranks) == 1]
     begin = (first_step - began) / 1e9
     start_up = [_stall_sentence(run, stall, START_UP) for stall in seen if stall.until_s <= begin]
     stalls = tuple(stall for stall in seen if stall.until_s > begin)
@@ -261,36 +258,18 @@ def _advice_on_stall(stall: Stall, run: Run) -> str:
     return f"find out what {names(stall.ranks)} did then" if stall.ranks else "check what all ranks share: the network"
 
 
-def _gaps(run: Run, moments: Ints, hang_timeout_ns: float, halted: Sequence[int]) -> tuple[list[_Gap], list[_Gap]]:
-    """The gaps of at least so long between two moments, first to last, that no script makes on purpose; and others.
-
-    In them stacks were taken, or every rank was in an operation: then none evaluated, saved, or read. Those after the
-    moments ``halted``, in which ranks were stopped, may be shorter. In each of the others all other ranks waited for
-    the same ones, for which they waited so long only once.
-    """
-    place = np.searchsorted(moments, run.stacks["time_ns"], side="right")
-    every = len(np.unique(run.collectives["rank"]))
-    long = np.union1d(np.flatnonzero(np.diff(moments) >= hang_timeout_ns), halted).astype(int).tolist()
-    found = [_Gap(int(moments[at]), int(moments[at + 1]), np.flatnonzero(place == at + 1)) for at in long]
-    waited = [_waited_for(run, gap)[:2] for gap in found]
-    shown = [len(gap.looks) or at in halted for gap, at in zip(found, long, strict=True)]
-    seen = [gap for gap, show, (_, waiting) in zip(found, shown, waited, strict=True) if show or waiting == every > 1]
-    of_whom = [tuple(late) if late and len(late) + waiting == every else () for late, waiting in waited]
-    once = [gap for gap, late in zip(found, of_whom, strict=True) if late and of_whom.count(late) == 1]
-    return seen, [gap for gap in once if gap not in seen]
-
-
-def _stall(run: Run, gap: _Gap, began: int) -> Stall:
-    late, waiting, where = _waited_for(run, gap)
-    halted = during(run, gap.since, gap.until)
+def _stall(run: Run, since: int, until: int, looks: Ints, began: int) -> Stall:
+    """What is known of the time between two moments, in which the stacks with indices ``looks`` were taken."""
+    late, waiting, where = _waited_for(run, since, until)
+    halted = during(run, since, until)
     if halted and not late:  # it was stopped inside the operation
         late, waiting = sorted(halted), max(waiting - len(halted), 0)
-    columns = (run.stacks[name][gap.looks].tolist() for name in ("time_ns", "rank", "text"))
+    columns = (run.stacks[name][looks].tolist() for name in ("time_ns", "rank", "text"))
     read = [one for one in zip(*columns, strict=True) if not one[2].startswith(UNREAD)]
     last = max([one for one in read if one[1] in late] or read, key=lambda one: (one[0], -one[1]), default=None)
     return Stall(
-        since_s=(gap.since - began) / 1e9,
-        until_s=(gap.until - began) / 1e9,
+        since_s=(since - began) / 1e9,
+        until_s=(until - began) / 1e9,
         ranks=tuple(late),
         waiting=waiting,
         operation=where or None,
@@ -316,11 +295,11 @@ def _stall_words(stall: Stall) -> list[str]:
     return [when, *found, f"every rank was in {stall.operation}"]
 
 
-def _waited_for(run: Run, stall: _Gap) -> tuple[list[int], int, str]:
+def _waited_for(run: Run, since: int, until: int) -> tuple[list[int], int, str]:
     """Ranks that were in no operation while others waited for them, how many did, and in what."""
     table = run.collectives
-    begun = (table["start_ns"] <= stall.since) & (table["flags"] & NONBLOCKING == 0)
-    inside = np.flatnonzero(begun & (table["start_ns"] + table["duration_ns"] >= stall.until))
+    begun = (table["start_ns"] <= since) & (table["flags"] & NONBLOCKING == 0)
+    inside = np.flatnonzero(begun & (table["start_ns"] + table["duration_ns"] >= until))
     if not len(inside):
         return [], 0, ""
     waiting = set(table["rank"][inside].tolist())
