@@ -54,14 +54,14 @@ def of_slowdowns(
     before: list[Slowdown] = []
     replay, shown = _replay(left, costly, blocks, slowdowns), _Replay(seen)
     while left:  # what saves most as things are comes first: the rest counts as what it adds to that
-        group = max(left, key=lambda one: float(replay.adds(_slowdowns(one), before).sum()))
-        left.remove(group)
-        verdict = _straggler(group, before, replay, blocks, same_work, settings)
+        group, cause = most = max(left, key=lambda one: float(replay.adds(one[0], before).sum()))
+        left.remove(most)
+        verdict = _straggler(group, cause, before, replay, blocks, same_work, settings)
         if verdict is None:
-            notes.append(f"{wording.slower(blocks, _slowdowns(group))}, but a fix saves too little to act on")
+            notes.append(f"{wording.slower(blocks, group)}, but a fix saves too little to act on")
             continue
-        verdicts.append(replace(verdict, shown_ms=shown.saves(_slowdowns(group), before) / 1e6))
-        before += _slowdowns(group)
+        verdicts.append(replace(verdict, shown_ms=shown.saves(group, before) / 1e6))
+        before += group
     return verdicts, notes
 
 
@@ -103,22 +103,16 @@ class _Replay:
         return [slowdown for slowdown in self.costly if slowdown not in slowdowns]
 
 
-def _replay(
-    groups: list[list[tuple[Slowdown, Cause]]], costly: list[Slowdown], blocks: Blocks, slowdowns: list[Slowdown]
-) -> _Replay:
-    scale = max((group[0][1].beyond for group in groups), default=1.0)
+def _replay(groups: list[_Group], costly: list[Slowdown], blocks: Blocks, slowdowns: list[Slowdown]) -> _Replay:
+    scale = max((cause.beyond for _, cause in groups), default=1.0)
     intervals = hidden_delay.transients_scaled(blocks, slowdowns, hidden_delay.scaled(blocks, scale), scale)
     same_work = blocks.same_work  # of which a repair takes what is on that scale
-    for group in groups:
-        too_large = 1.0 - group[0][1].beyond / scale
+    for group, cause in groups:
+        too_large = 1.0 - cause.beyond / scale
         if too_large > 0:
-            slower = without_slowdowns(blocks, _slowdowns(group)) - blocks.intervals
+            slower = without_slowdowns(blocks, group) - blocks.intervals
             intervals, same_work = intervals + too_large * slower, same_work + too_large * slower
     return _Replay(replace(blocks, intervals=intervals, equalised=same_work), scale, costly)
-
-
-def _slowdowns(group: list[tuple[Slowdown, Cause]]) -> list[Slowdown]:
-    return [slowdown for slowdown, _ in group]
 
 
 def _that_count(slowdowns: list[Slowdown], blocks: Blocks, settings: Settings) -> tuple[list[Slowdown], list[str]]:
@@ -144,33 +138,37 @@ def _span(slowdowns: list[Slowdown]) -> slice:
     return slice(min(slowdown.first for slowdown in slowdowns), max(slowdown.stop for slowdown in slowdowns))
 
 
+#: Slowdowns of one verdict, and the cause of the first.
+_Group = tuple[list[Slowdown], Cause]
+
 #: Ranks of one verdict are late by at least this share of what the latest of them is: of a smaller delay the cause is
 #: rarely the same, and a mean of both describes neither.
 _ALIKE = 0.125
 
 
-def _groups(explained: list[tuple[Slowdown, Cause]]) -> list[list[tuple[Slowdown, Cause]]]:
+def _groups(explained: list[tuple[Slowdown, Cause]]) -> list[_Group]:
     """Ranks with one cause, about one interval and a like delay are one verdict: they would be repaired together.
 
     So are phases of one rank.
     """
-    groups: list[list[tuple[Slowdown, Cause]]] = []
+    groups: list[_Group] = []
     for slowdown, cause in explained:
-        for group in groups:
-            other, why = group[0]
+        for group, why in groups:
+            other = group[0]
             near = abs(other.first - slowdown.first) <= 8 and abs(other.stop - slowdown.stop) <= 8
-            phases = {(one.row, one.phase) for one, _ in group}
+            phases = {(one.row, one.phase) for one in group}
             alike = slowdown.delay >= _ALIKE * other.delay
             if why.cause == cause.cause and near and alike and (slowdown.row, slowdown.phase) not in phases:
-                group.append((slowdown, cause))
+                group.append(slowdown)
                 break
         else:
-            groups.append([(slowdown, cause)])
+            groups.append(([slowdown], cause))
     return groups
 
 
 def _straggler(
-    group: list[tuple[Slowdown, Cause]],
+    slowdowns: list[Slowdown],
+    cause: Cause,
     before: list[Slowdown],
     replay: _Replay,
     blocks: Blocks,
@@ -178,13 +176,12 @@ def _straggler(
     settings: Settings,
 ) -> Verdict | None:
     """The verdict on ranks of one cause, ``before`` repaired; ``None`` where even the repair of all hardly needs it."""
-    slowdowns = _slowdowns(group)
     span, rows = _span(slowdowns), [slowdown.row for slowdown in slowdowns]
     repaired_rows = {slowdown.row for slowdown in before} - set(rows)
     before = [slowdown for slowdown in replay.costly if slowdown.row in repaired_rows]  # each repaired of all it has
     saved = replay.saves(slowdowns, before)
     conditional_on = before if before and replay.saves(slowdowns, []) < BY_ITSELF * saved else []
-    cost, on_cost, cost_is = (saved, [], None) if conditional_on else _cost(group, replay, before, blocks)
+    cost, on_cost, cost_is = (saved, [], None) if conditional_on else _cost(slowdowns, cause, replay, before, blocks)
     in_all = replay.saves(slowdowns, replay.others(slowdowns))
     worth = in_all if in_all > saved and cost > 0 else cost  # of two equally late neither fix alone saves anything
     if worth < settings.min_cost * blocks.step_ns:
@@ -196,7 +193,6 @@ def _straggler(
     measured = all(_measured(one, same_work, settings) for one in slowdowns)
     if not measured and shown < settings.min_share_of_waste * (shown + without_owner):  # waits alone may be noise
         return None
-    cause = group[0][1]
     ranks = tuple(sorted({int(blocks.ranks[slowdown.row]) for slowdown in slowdowns}))
     victims = _victims(blocks, rows)
     return costing(
@@ -236,16 +232,14 @@ def _measured(slowdown: Slowdown, blocks: Blocks, settings: Settings) -> bool:
 
 
 def _cost(
-    group: list[tuple[Slowdown, Cause]], replay: _Replay, before: list[Slowdown], blocks: Blocks
+    slowdowns: list[Slowdown], cause: Cause, replay: _Replay, before: list[Slowdown], blocks: Blocks
 ) -> tuple[float, list[str], str | None]:
     """Ns a step that the fix saves, with ``before`` fixed, its parts beyond the visible delay, and what it is."""
-    slowdowns = _slowdowns(group)
     span, rows = _span(slowdowns), [slowdown.row for slowdown in slowdowns]
     by_step = replay.adds(slowdowns, before)
     saved = float(by_step[span].mean())
     columns = np.arange(len(blocks.steps))[span]
-    queues = group[0][1].cause == "cpu_contention"
-    held_up = cpu_wait.held_up_transfers(blocks, rows, columns, saved) if queues else 0.0
+    held_up = cpu_wait.held_up_transfers(blocks, rows, columns, saved) if cause.cause == "cpu_contention" else 0.0
     cost = saved + held_up
     others = [_span([slowdown]) for slowdown in replay.others(slowdowns)]
     if blocks.exchanges:  # far ranks show it many steps later, and the typical one less of it
