@@ -337,13 +337,16 @@ def _hang_evidence(stop: Hang, run: Run) -> list[str]:
             *_end(run, stop),
         ]
     if stop.kind == "desync":
-        called = {rank: _called_from(rank, stop, run) for rank in sorted(stop.doing)}
-        found = _of_each({rank: f"entered {stop.doing[rank]} there{line}" for rank, line in called.items() if line})
+        entered = dict(sorted(stop.doing.items()))
+        if not stop.ranks:  # as many entered the one as the other
+            entered |= dict.fromkeys(stop.victims, stop.op) | stop.doing
+        called = {rank: _called_from(rank, stop, run) for rank in entered}
+        found = _of_each({rank: f"entered {entered[rank]} there{line}" for rank, line in called.items() if line})
         places = [] if found else _places(stop, run)
         waited = _waited(stop, run, "" if stop.waits else stop.op)
         messages = [wait for wait in stop.waits if wait.seq < 0]  # whom they wait for that are in no collective
         found = [_instead(stop, run), *found, *([_waits(messages, run)] if messages else []), *places, waited]
-        return [*found, *([] if stop.ranks else _either(stop, run)), *number]
+        return [*found, *([] if stop.ranks else ["which of them took the wrong branch is not known"]), *number]
     waited, seconds = _waited(stop, run, stop.op if stop.seq >= 0 else ""), _stopped_meanwhile(stop, run)
     found = [f"{_waits(stop.waits, run)}; {waited}" if stop.waits else f"{waited}{_absent(stop, run)}"]
     if seconds and seconds.keys() >= set(stop.ranks):
@@ -431,7 +434,7 @@ def _groups(stop: Hang, run: Run) -> tuple[dict[str, list[int]], dict[str, list[
     rest: dict[str, list[int]] = {}
     for rank, op in sorted(inside.items()):
         mine, comm = rank in {*stop.doing, *stop.ranks}, here.get((rank, op))
-        what = _call(op, run) if comm is not None or rank not in stop.doing else f"ran {op}"
+        what = f"is in {_call(op, run)}" if comm is not None or rank not in stop.doing else f"ran {op}"
         if rank in stop.doing and op == stop.op and comm not in (None, stop.comm):
             what += " of another communicator"
         (odd if mine else rest).setdefault(what, []).append(rank)
@@ -441,14 +444,10 @@ def _groups(stop: Hang, run: Run) -> tuple[dict[str, list[int]], dict[str, list[
 def _instead(stop: Hang, run: Run) -> str:
     """``rank 1 is in all_gather, the others are in all_reduce``: every rank that is in something, by what that is."""
     odd, rest = _groups(stop, run)
-    said = [_are_in(names(who), what, len(who)) for groups in (odd, rest) for what, who in groups.items()]
+    said = [are(who, what) for groups in (odd, rest) for what, who in groups.items()]
     if stop.ranks and len(rest) == 1 < sum(map(len, rest.values())):
-        said[-1] = _are_in("the others", next(iter(rest)), 2)
+        said[-1] = f"the others {next(iter(rest)).replace('is', 'are', 1)}"
     return ", ".join(said)
-
-
-def _are_in(who: str, what: str, count: int) -> str:
-    return f"{who} {what}" if what.startswith("ran ") else f"{who} {'is' if count == 1 else 'are'} in {what}"
 
 
 def _stopped_meanwhile(stop: Hang, run: Run) -> dict[int, float]:
@@ -456,13 +455,6 @@ def _stopped_meanwhile(stop: Hang, run: Run) -> dict[int, float]:
     if stop.kind != "hang" or stop.waited_ns < 0 or not stop.entered_ns:
         return {}
     return during(run, stop.entered_ns, stop.entered_ns + stop.waited_ns)
-
-
-def _either(stop: Hang, run: Run) -> list[str]:
-    """What is known where as many ranks entered one operation as the other."""
-    others = [(rank, _called_from(rank, stop, run)) for rank in stop.victims if rank not in stop.doing]
-    known = {rank: f"entered {stop.op}{called}" for rank, called in others if called}
-    return [*_of_each(known), "which of them took the wrong branch is not known"]
 
 
 def _called_from(rank: int, stop: Hang, run: Run) -> str:
