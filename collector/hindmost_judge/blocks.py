@@ -111,13 +111,9 @@ class Blocks:
         """Whether no other rank does the same work as any of these."""
         return self.alone is not None and bool(self.alone[rows].all())
 
-    def gauges(self, columns: Array | None = None) -> dict[str, Floats]:
-        """Quantity to [R] in these steps (indices), or all: :class:`hindmost_judge.causes.telemetry.Samples`."""
-        return self.samples.during(columns) if self.samples is not None else {}
-
-    def gauge(self, name: str) -> Floats | None:
-        """[R] one quantity over all steps; ``None`` where no rank has it."""
-        return self.samples.level(name) if self.samples is not None else None
+    def gauge(self, name: str, columns: Array | None = None) -> Floats | None:
+        """[R] one quantity in these steps (indices), or all; ``None`` where no rank has it."""
+        return self.samples.level(name, columns) if self.samples is not None else None
 
     @cached_property
     def step_ns(self) -> float:

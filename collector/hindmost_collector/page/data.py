@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 from hindmost_judge import communication
-from hindmost_judge.causes.telemetry import LEVELS
+from hindmost_judge.causes.telemetry import SOURCES
 from hindmost_judge.model import Run
 from hindmost_judge.overview import Overview
 from hindmost_judge.types import Array, Floats, Ints
@@ -142,12 +142,8 @@ def gauges_of(seen: Overview) -> dict[str, Floats]:
     """Quantity to [R]: what samples of hosts and GPUs say of each rank."""
     if seen.samples is None:
         return {}
-    found = dict(seen.samples.during())
-    for name in LEVELS:
-        level = seen.samples.level(name)
-        if level is not None and not np.isnan(level).all():
-            found[name] = level
-    return found
+    levels = {name: seen.samples.level(name) for name in (*SOURCES, "foreign_memory")}
+    return {name: level for name, level in levels.items() if level is not None}
 
 
 #: What a drawer compares: quantity, its name, and how it is written.

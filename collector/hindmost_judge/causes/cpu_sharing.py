@@ -15,7 +15,7 @@ import numpy as np
 from hindmost_judge.blocks import Blocks, CpuBinding, Sharing
 from hindmost_judge.causes import cpu_wait
 from hindmost_judge.causes.table import FILES, OFF
-from hindmost_judge.causes.telemetry import Metrics, once_a_run, typical
+from hindmost_judge.causes.telemetry import Metrics, once_a_run
 from hindmost_judge.encoding import codes
 from hindmost_judge.model import Run
 from hindmost_judge.stats.robust import median, or_zero, peers_median
@@ -81,7 +81,7 @@ def _nodes(run: Run) -> dict[str, tuple[int, int]]:
     """Each node's ranks and CPUs, where both are known."""
     code, nodes = codes(run.ranks["node"])
     ranks = dict(zip(nodes, np.bincount(code).tolist(), strict=True))
-    counts = {series.node: typical([series]) for series in Metrics.of(run).series("hindmost_node_cpus")}
+    counts = {series.node: float(median(series.values)) for series in Metrics.of(run).series("hindmost_node_cpus")}
     return {node: (ranks[node], int(count)) for node, count in counts.items() if node in ranks and count > 0}
 
 
@@ -135,7 +135,7 @@ def _quotas(run: Run) -> _Quotas:
         on.setdefault(node, []).append((rank, f"{group}/"))
     groups = []
     for series in metrics.series("hindmost_node_cgroup_cpu_limit_cores"):
-        node, name, cpus = series.node, series.labels.get("cgroup", ""), typical([series])
+        node, name, cpus = series.node, series.labels.get("cgroup", ""), float(median(series.values))
         within = name.rstrip("/") + "/"
         if cpus > 0:
             ranks = tuple(rank for rank, group in on.get(node, ()) if group.startswith(within))

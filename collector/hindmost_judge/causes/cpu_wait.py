@@ -237,9 +237,9 @@ def _process_wait(blocks: Blocks, row: int, columns: Array) -> list[float]:
     A rank that runs less has less occasion to queue, except for queueing inside collectives. Each is left out where
     unmeasured.
     """
-    rates, period = blocks.gauges(columns), average(blocks.period[columns])
-    ran = has_run(rates, row)
-    found = [period * rates[name] for name in ("runqueue", "threads_runqueue") if name in rates]
+    ran, period = has_run(blocks, row, columns), average(blocks.period[columns])
+    rates = [blocks.gauge(name, columns) for name in ("runqueue", "threads_runqueue")]
+    found = [period * rate for rate in rates if rate is not None]
     beyond = [float(ns[row]) - max(ran * others_level(ns, row), _like_peers(blocks, row, columns, ns)) for ns in found]
     return [ns for ns in beyond if not np.isnan(ns)]
 
@@ -260,9 +260,9 @@ def _like_peers(blocks: Blocks, row: int, columns: Array, queued: Floats) -> flo
     return float(np.nan_to_num(part * inside[row] + others_level(between, row)))
 
 
-def has_run(rates: dict[str, Floats], row: int) -> float:
+def has_run(blocks: Blocks, row: int, columns: Array) -> float:
     """0 to 1: a rank's CPU time as a share of the typical other one's; 1 where unmeasured."""
-    cpu = rates.get("cpu")
+    cpu = blocks.gauge("cpu", columns)
     if cpu is None or not others_level(cpu, row) > 0 or np.isnan(cpu[row]):
         return 1.0
     return float(np.clip(cpu[row] / others_level(cpu, row), 0.0, 1.0))

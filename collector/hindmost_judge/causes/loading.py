@@ -107,7 +107,7 @@ def of(blocks: Blocks, columns: Array | None = None) -> Loading | None:
     waited = or_zero(mean(inputs[:, chosen])) / period
 
     def level(name: str) -> Floats:
-        found = blocks.samples.level(name, steps) if blocks.samples is not None else None
+        found = blocks.gauge(name, steps)
         return np.full(len(blocks.ranks), np.nan) if found is None else found
 
     workers = or_zero(level("children")) >= _WORKERS

@@ -7,6 +7,8 @@ A GPU at its power limit lowers its clock for more work too, as its peers do: th
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from hindmost_judge.blocks import Blocks
@@ -49,7 +51,9 @@ def refined_compute_cause(
     more = more_work(blocks, row, columns, settings)
     if more is not None and _of_most(_work_beyond(blocks, row, columns), blocks, columns, late):
         return "workload", more[0]
-    now, before = _levels(blocks, columns, since)
+    samples = blocks.samples
+    now = {} if samples is None else _gpu_levels(lambda name: samples.level(name, columns))
+    before = {} if samples is None else _gpu_levels(lambda name: samples.until(since, name))
     throttled = _throttled(blocks, row, columns, settings, now, before, late)
     if throttled is not None:
         return "gpu_throttle", throttled
@@ -73,7 +77,7 @@ def _small_reads(blocks: Blocks, row: int, columns: Array) -> str | None:
 
     Reads are those of its descendants, too, of which the kernel's time is not known: it must have none."""
     names = ("system", "read_calls", "read_characters", "children")
-    levels = [None if blocks.samples is None else blocks.samples.level(name, columns) for name in names]
+    levels = [blocks.gauge(name, columns) for name in names]
     system, calls, characters, children = (np.full(len(blocks.ranks), np.nan) if one is None else one for one in levels)
     kernel, theirs = float(system[row] - others_level(system, row)), others_level(calls, row)
     more = float(calls[row] - theirs)
@@ -108,11 +112,10 @@ def _work_beyond(blocks: Blocks, row: int, columns: Array) -> float:
     return float(typical[row]) / theirs - 1 if theirs > 0 else float("nan")
 
 
-def _levels(blocks: Blocks, columns: Array, since: int) -> tuple[dict[str, Floats], dict[str, Floats]]:
-    """Quantities over these steps, and over those before ``since``."""
-    if blocks.samples is None:
-        return {}, {}
-    return blocks.gauges(columns), blocks.samples.until(since)
+def _gpu_levels(level: Callable[[str], Floats | None]) -> dict[str, Floats]:
+    """What samples say of GPUs, of what any has: quantity to [R]."""
+    found = {name: level(name) for name in ("sm_clock", "clock_reasons", "power", "foreign_memory")}
+    return {name: of for name, of in found.items() if of is not None}
 
 
 #: A low clock rate with a reason from the driver is the cause if it explains this share of the longer computing. The

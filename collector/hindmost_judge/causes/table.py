@@ -324,11 +324,10 @@ def _charge_late(blocks: Blocks, row: int, columns: Array, found: dict[str, floa
 
 def _like_peers(blocks: Blocks, row: int, columns: Array) -> float:
     """0 to 1: how much of a rank's queueing for CPUs its peers' processes suffer alike, per second."""
-    levels = blocks.gauges(columns)
-    rates = levels.get("runqueue")
+    rates = blocks.gauge("runqueue", columns)
     if rates is None or np.isnan(rates[row]) or rates[row] <= 0:
         return 0.0
-    theirs = cpu_wait.has_run(levels, row) * others_level(rates, row)
+    theirs = cpu_wait.has_run(blocks, row, columns) * others_level(rates, row)
     return 0.0 if np.isnan(theirs) else min(theirs / float(rates[row]), 1.0)
 
 
@@ -450,7 +449,7 @@ def gpu_idle(blocks: Blocks, row: int, columns: Array) -> float:
         return max(float(np.nan_to_num(idled)) - taken_off(blocks, row, columns), 0.0)
     if scattered(columns):
         return 0.0
-    busy = blocks.gauges(columns).get("utilization")
+    busy = blocks.gauge("utilization", columns)
     if busy is None or np.isnan(busy[row]):
         return 0.0
     usual = others_level(busy, row)
@@ -512,9 +511,9 @@ _SURELY = 2.5
 
 def of_memory(blocks: Blocks, row: int, columns: Array) -> dict[str, float]:
     """Ns a step in which tasks of the rank's node stalled for memory; empty where they did not."""
-    levels = blocks.gauges(_sampled_steps(columns))
-    beyond = _pressure_beyond(levels.get("memory_pressure"), row, own=_own_faults(levels, row))
-    stood = _stood(blocks, row, columns, "memory_pressure", beyond)
+    faults = blocks.gauge("major_faults", _sampled_steps(columns))
+    own = faults is not None and _stands_out(faults, row, _OWN_MAJOR_FAULTS)
+    stood = _stood(blocks, row, columns, "memory_pressure", own=own)
     return {"memory": stood} if stood > 0 else {}
 
 
@@ -523,24 +522,13 @@ def of_files(blocks: Blocks, row: int, columns: Array) -> float:
 
     A rank that hardly reads or writes does not wait for them, whatever its node does.
     """
-    levels = blocks.gauges(_sampled_steps(columns))
-    moved = _moved(levels)
+    rates = [blocks.gauge(name, _sampled_steps(columns)) for name in ("read", "written")]
+    known = [or_zero(rate) for rate in rates if rate is not None]
+    moved = np.asarray(np.sum(known, axis=0)) if known else None
     if moved is not None and moved[row] < _OWN_FILE_MB * 1e6:
         return 0.0
     own = moved is not None and _stands_out(moved, row, _OWN_FILE_MB * 1e6)
-    return _stood(blocks, row, columns, "io_pressure", _pressure_beyond(levels.get("io_pressure"), row, own=own))
-
-
-def _own_faults(levels: dict[str, Floats], row: int) -> bool:
-    """Whether this rank alone has its pages read from disk."""
-    faults = levels.get("major_faults")
-    return faults is not None and _stands_out(faults, row, _OWN_MAJOR_FAULTS)
-
-
-def _moved(levels: dict[str, Floats]) -> Floats | None:
-    """[R] bytes a second to and from storage; ``None`` where unmeasured."""
-    known = [or_zero(levels[name]) for name in ("read", "written") if name in levels]
-    return np.asarray(np.sum(known, axis=0)) if known else None
+    return _stood(blocks, row, columns, "io_pressure", own=own)
 
 
 def _sampled_steps(columns: Array) -> Array | None:
@@ -548,14 +536,20 @@ def _sampled_steps(columns: Array) -> Array | None:
     return None if scattered(columns) else columns
 
 
-def _stood(blocks: Blocks, row: int, columns: Array, name: str, beyond: float) -> float:
-    """Ns per step of these that a rank's node stalled; it did so for the share ``beyond`` of the time.
+def _stood(blocks: Blocks, row: int, columns: Array, name: str, *, own: bool) -> float:
+    """Ns per step of these that a rank's node stalled under this pressure: beyond its peers' nodes, or in all where it
+    is the rank's ``own``.
 
     Scattered steps are stalls: the node's total stall time is set against all of their delay. A node that stalls evenly
     throughout does so in other steps too, and does not make these late.
     """
+    pressure = blocks.gauge(name, _sampled_steps(columns))
+    if pressure is None or not pressure[row] > 0:
+        return 0.0
+    usual = 0.0 if own else float(np.nan_to_num(others_level(pressure, row)))
+    beyond = max(float(pressure[row]) - usual, 0.0)
     if beyond <= 0 or not scattered(columns):
-        return max(beyond, 0.0) * blocks.step_ns
+        return beyond * blocks.step_ns
     delay = or_zero(blocks.delay[row])
     each = average(delay[columns])
     late = np.where(delay >= each / 2, delay, 0.0)  # stalls of any size; jitter is not
@@ -587,11 +581,3 @@ def _goes_with(blocks: Blocks, row: int, name: str, late: Floats) -> bool:
 def _stands_out(rates: Floats, row: int, least: float) -> bool:
     usual = np.nan_to_num(others_level(rates, row))
     return bool(rates[row] >= _TIMES * usual + least)
-
-
-def _pressure_beyond(pressure: Floats | None, row: int, *, own: bool) -> float:
-    """Share of the time that counts for a rank: what is beyond its peers', all of it where it is its ``own``."""
-    if pressure is None or not pressure[row] > 0:
-        return 0.0
-    usual = 0.0 if own else float(np.nan_to_num(others_level(pressure, row)))
-    return max(float(pressure[row]) - usual, 0.0)

@@ -110,9 +110,10 @@ class Metrics:
         return found
 
     @staticmethod
+    @once_a_run
     def of(run: Run) -> Metrics:
         """Those of a run, read once for all who ask while it is there."""
-        return _metrics(run)
+        return Metrics(run)
 
     def samples(self, name: str) -> MetricSamples | None:
         """All samples of this name; ``None`` where there is none."""
@@ -182,16 +183,7 @@ class Metrics:
         return np.array([of_gpu.get(one, NO_RANK) if isinstance(one, str) else one for one in whose], np.int64)
 
 
-@once_a_run
-def _metrics(run: Run) -> Metrics:
-    return Metrics(run)
-
-
-#: Label texts cached between judgements: of a rank's process, its GPU and its process on that.
-_REMEMBERED = 1 << 16
-
-
-@lru_cache(_REMEMBERED)
+@lru_cache(1 << 16)  # label texts of all judgements: of a rank's process, its GPU and its process on that
 def _owner(text: str) -> int | str:
     """What a series is of, by its labels: a rank, by its number; a GPU, by its name; else its node."""
     labels = labels_of(text)
@@ -199,13 +191,6 @@ def _owner(text: str) -> int | str:
         name = labels["rank"]
         return int(name) if name.isdigit() and len(name) <= _DIGITS else NO_RANK
     return labels.get("gpu_uuid", OF_NODE)
-
-
-@lru_cache(_REMEMBERED)
-def has(text: str, wanted: tuple[tuple[str, str], ...]) -> bool:
-    """Whether labels have all of these values."""
-    labels = labels_of(text)
-    return all(labels.get(key) == value for key, value in wanted)
 
 
 def labels_of(text: str) -> dict[str, str]:
@@ -230,13 +215,6 @@ def with_gpus(run: Run) -> Run:
     return replace(run, ranks={**run.ranks, "gpu_uuid": np.array(found, dtype=np.str_)})
 
 
-def typical(series: list[Series]) -> float:
-    """Median of a gauge's samples; NaN where there is none."""
-    known = np.concatenate([one.values for one in series]) if series else np.empty(0)
-    known = known[~np.isnan(known)]
-    return float(np.median(known)) if len(known) else float("nan")
-
-
 #: A sample covers up to a second: it says nothing about chosen steps that are a smaller share of the steps it covers.
 _DENSE = 0.3
 
@@ -248,47 +226,48 @@ def scattered(columns: Array) -> bool:
 
 @dataclass(frozen=True)
 class Source:
-    """Where a quantity comes from: a metric, whether it counts up, and labels that its series must have.
+    """Where a quantity comes from: a metric, and the ``resource`` that its series must be of, where it has several.
 
-    Of a gauge the level is the median, or the mean where ``averaged``: of a state that holds now and then."""
+    Of a gauge the level is the median, or the mean where ``averaged``: of a state that holds now and then. Of a counter
+    it is the rate per second."""
 
     metric: str
-    counter: bool = False
-    labels: tuple[tuple[str, str], ...] = ()
+    resource: str = ""
     averaged: bool = False
 
+    @property
+    def counter(self) -> bool:
+        """Whether it counts up."""
+        return self.metric.endswith("_total")
 
-#: Quantities that causes ask for. Gauges as they are, counters as their rate per second.
+
+#: What is known of each rank, by the name that causes ask for.
 SOURCES: Mapping[str, Source] = {
-    "runqueue": Source("hindmost_process_runqueue_seconds_total", counter=True),
-    "threads_runqueue": Source("hindmost_process_thread_group_runqueue_seconds_total", counter=True),
-    "cpu": Source("hindmost_process_cpu_seconds_total", counter=True),
-    "major_faults": Source("hindmost_process_major_page_faults_total", counter=True),
-    "memory_pressure": Source("hindmost_node_pressure_waiting_seconds_total", True, (("resource", "memory"),)),
-    "io_pressure": Source("hindmost_node_pressure_waiting_seconds_total", True, (("resource", "io"),)),
-    "read": Source("hindmost_process_read_bytes_total", counter=True),
-    "written": Source("hindmost_process_written_bytes_total", counter=True),
+    "runqueue": Source("hindmost_process_runqueue_seconds_total"),
+    "threads_runqueue": Source("hindmost_process_thread_group_runqueue_seconds_total"),
+    "cpu": Source("hindmost_process_cpu_seconds_total"),
+    "system": Source("hindmost_process_system_seconds_total"),
+    "stopped": Source("hindmost_process_stopped"),
+    "blocked": Source("hindmost_process_blocked", averaged=True),
+    "major_faults": Source("hindmost_process_major_page_faults_total"),
+    "memory_pressure": Source("hindmost_node_pressure_waiting_seconds_total", "memory"),
+    "io_pressure": Source("hindmost_node_pressure_waiting_seconds_total", "io"),
+    "read": Source("hindmost_process_read_bytes_total"),
+    "read_calls": Source("hindmost_process_read_calls_total"),
+    "read_characters": Source("hindmost_process_read_characters_total"),
+    "written": Source("hindmost_process_written_bytes_total"),
     "rss": Source("hindmost_process_resident_memory_bytes"),
+    "children": Source("hindmost_process_children", averaged=True),
+    "children_blocked": Source("hindmost_process_children_blocked", averaged=True),
+    "children_cpu": Source("hindmost_process_children_cpu_seconds_total"),
+    "children_runqueue": Source("hindmost_process_children_runqueue_seconds_total"),
+    "children_read": Source("hindmost_process_children_read_bytes_total"),
     "sm_clock": Source("hindmost_gpu_sm_clock_hertz"),
     "clock_reasons": Source("hindmost_gpu_clocks_event_reasons"),
     "power": Source("hindmost_gpu_power_watts"),
     "utilization": Source("hindmost_gpu_utilization_ratio"),
     "used_memory": Source("hindmost_gpu_memory_used_bytes"),
     "own_memory": Source("hindmost_gpu_process_memory_used_bytes"),
-}
-
-#: Quantities that are asked for one by one: what a job is bound by, what its workers do, who was stopped.
-LEVELS: Mapping[str, Source] = {
-    "stopped": Source("hindmost_process_stopped"),
-    "blocked": Source("hindmost_process_blocked", averaged=True),
-    "system": Source("hindmost_process_system_seconds_total", counter=True),
-    "read_calls": Source("hindmost_process_read_calls_total", counter=True),
-    "read_characters": Source("hindmost_process_read_characters_total", counter=True),
-    "children": Source("hindmost_process_children", averaged=True),
-    "children_blocked": Source("hindmost_process_children_blocked", averaged=True),
-    "children_cpu": Source("hindmost_process_children_cpu_seconds_total", counter=True),
-    "children_runqueue": Source("hindmost_process_children_runqueue_seconds_total", counter=True),
-    "children_read": Source("hindmost_process_children_read_bytes_total", counter=True),
     "sm_activity": Source("hindmost_gpu_sm_activity_ratio"),
     "dram_activity": Source("hindmost_gpu_dram_activity_ratio"),
     "tensor_activity": Source("hindmost_gpu_tensor_activity_ratio"),
@@ -354,37 +333,41 @@ class Samples:
 
     def __init__(self, run: Run, ranks: Ints, bounds: Floats) -> None:
         self._run, self._ranks, self._bounds = run, ranks, bounds
-        self._metrics: Metrics | None = None
         self._columns: dict[str, Column | None] = {}
         self._steps: dict[int, Ints] = {}  # [N] the step of each sample of a column, which stays for as long as this
-        self._known: dict[bytes, dict[str, Floats]] = {}
+        self._known: dict[tuple[str, bytes], Floats | None] = {}
 
-    def during(self, steps: Array | None = None) -> dict[str, Floats]:
-        """Quantity to [R] over these steps (indices; default all); left out where no rank has it, NaN for ranks without
-        it.
+    def level(self, name: str, steps: Array | None = None) -> Floats | None:
+        """[R] one quantity over these steps (indices; default all); ``None`` where no rank has it, NaN for ranks
+        without it.
 
         A rank without a sample in those steps, too short for the sampling rate, counts by the samples between the
         first and the last of them, else by all of the run's.
         """
-        key = b"" if steps is None else np.asarray(steps).tobytes()
+        key = name, b"" if steps is None else np.asarray(steps).tobytes()
         if key not in self._known:
-            self._known[key] = self._during(steps)
+            between = [] if steps is None or not len(steps) else [np.arange(np.min(steps), np.max(steps) + 1)]
+            self._known[key] = self._level(name, [steps, *between], whenever=True)
         return self._known[key]
 
-    def until(self, step: int) -> dict[str, Floats]:
-        """The same over the steps before this one; empty where there are none."""
-        return self._during(np.arange(step), strictly=True) if step > 0 and len(self._bounds) else {}
+    def until(self, step: int, name: str) -> Floats | None:
+        """[R] the same over the steps before this one, of ranks with a sample in them; ``None`` where none has any."""
+        return self._level(name, [np.arange(step)]) if step > 0 and len(self._bounds) else None
 
-    def level(self, name: str, steps: Array | None = None) -> Floats | None:
-        """[R] one quantity over these steps (indices), of ranks without a sample in them over all, without reading the
-        others; ``None`` where no rank has it."""
+    def _level(self, name: str, times: list[Array | None], *, whenever: bool = False) -> Floats | None:
+        """[R] one quantity in the first of these steps in which a rank has samples, else ``whenever`` it has any."""
+        if name == "foreign_memory":
+            used, own = (self._level(f"{whose}_memory", times, whenever=whenever) for whose in ("used", "own"))
+            return None if used is None or own is None else used - own
         column = self.sampled_column(name)
         if column is None:
             return None
-        level = column.level(len(self._ranks), self._inside(column, steps))
-        if steps is None or not np.isnan(level).any():
-            return level
-        return np.where(np.isnan(level), column.level(len(self._ranks), self._inside(column, None)), level)
+        masks = [self._inside(column, steps) for steps in times] + [np.ones(len(column.time), bool)] * whenever
+        found = np.full(len(self._ranks), np.nan)
+        for inside in masks:
+            if np.isnan(found).any():
+                found = np.where(np.isnan(found), column.level(len(self._ranks), inside), found)
+        return None if np.isnan(found).all() else found
 
     def rise(self, name: str, first: int, stop: int) -> Floats | None:
         """[R] by how much a counter rose at most in steps [first, stop) by index.
@@ -415,10 +398,9 @@ class Samples:
 
     def mount(self, row: int) -> tuple[str, str] | None:
         """Device and mount point whose files a rank, or its workers, waited for at most samples; ``None``: at none."""
-        self._metrics = self._metrics or Metrics.of(self._run)
         seen = {
             (one.labels["device"], one.labels["mountpoint"]): float(np.nansum(one.values))
-            for one in self._metrics.series("hindmost_process_mount_blocked")
+            for one in Metrics.of(self._run).series("hindmost_process_mount_blocked")
             if one.labels.get("rank") == str(self._ranks[row])
         }
         most = max(seen, key=lambda one: seen[one], default=None)
@@ -451,30 +433,8 @@ class Samples:
     def sampled_column(self, name: str) -> Column | None:
         """Samples are read when first asked for: most runs need few of them."""
         if name not in self._columns:
-            self._metrics = self._metrics or Metrics.of(self._run)
-            source = SOURCES[name] if name in SOURCES else LEVELS[name]
-            self._columns[name] = _column(self._metrics, source, self._ranks)
+            self._columns[name] = _column(Metrics.of(self._run), SOURCES[name], self._ranks)
         return self._columns[name]
-
-    def _during(self, steps: Array | None, strictly: bool = False) -> dict[str, Floats]:
-        found = {}
-        for name in SOURCES:
-            column = self.sampled_column(name)
-            if column is None:
-                continue
-            level = column.level(len(self._ranks), self._inside(column, steps))
-            between = None if steps is None or not len(steps) else np.arange(int(np.min(steps)), int(np.max(steps)) + 1)
-            if np.isnan(level).any() and between is not None and not strictly:
-                inside = self._inside(column, between)
-                level = np.where(np.isnan(level), column.level(len(self._ranks), inside), level)
-            if np.isnan(level).any() and not strictly:
-                over_all = np.ones(len(column.time), bool)
-                level = np.where(np.isnan(level), column.level(len(self._ranks), over_all), level)
-            if not np.isnan(level).all():
-                found[name] = level
-        if "used_memory" in found and "own_memory" in found:
-            found["foreign_memory"] = found["used_memory"] - found["own_memory"]
-        return found
 
     def _inside(self, column: Column, steps: Array | None) -> Array:
         """[N] which samples were taken in these steps."""
@@ -498,9 +458,9 @@ def _column(metrics: Metrics, source: Source, ranks: Ints) -> Column | None:
     order = np.argsort(ranks)
     row = order[np.minimum(np.searchsorted(ranks[order], rank), len(ranks) - 1)]
     ours = ranks[row] == rank
-    if source.labels:
-        texts = [metrics.labels[label] for label in found.label.tolist()]
-        ours &= np.array([has(text, source.labels) for text in texts], bool)[number]
+    if source.resource:
+        of = [labels_of(metrics.labels[label]).get("resource") for label in found.label.tolist()]
+        ours &= np.array([one == source.resource for one in of], bool)[number]
     number, row = number[ours], row[ours]
     series = np.repeat(np.arange(len(found.label)), np.diff(found.first))
     known = ~np.isnan(found.value)

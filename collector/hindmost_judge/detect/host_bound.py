@@ -70,8 +70,7 @@ def _of_collectives(blocks: Blocks, columns: Array, stalled: float) -> list[Verd
     row, mostly = _latest(blocks, columns)
     if blocks.lanes is None and float(median(blocks.delay[row, columns])) > _HOST_BOUND_LATE * blocks.step_ns:
         return []
-    whole = len(columns) == len(blocks.steps)
-    busy = blocks.gauge("utilization") if whole else blocks.gauges(columns).get("utilization")
+    busy = blocks.gauge("utilization", None if len(columns) == len(blocks.steps) else columns)
     resident = float(busy[row]) if busy is not None else float("nan")
     idles, follows = resident < _HOST_BOUND_BUSY, _follows(blocks, columns)
     paced = blocks.lanes is not None or (idles and follows if short else idles if follows is None else follows)

@@ -328,7 +328,7 @@ def _find_off_cpu(blocks: Blocks, row: int, columns: Array, fair_share: float) -
     other threads used; ``None`` where it may have queued for a CPU, or is unmeasured."""
     blocked = cpu_wait.off_cpu_in_step(blocks, row, columns)
     known = ~np.isnan(blocked) & ~np.isnan(blocks.delay[row, columns])
-    rate = blocks.gauges(columns).get("cpu")
+    rate = blocks.gauge("cpu", columns)
     if np.sum(known) < _ENOUGH_STEPS or rate is None or np.isnan(rate[row]):
         return None
     slept, late = float(median(blocked[known])), float(median(blocks.delay[row, columns][known]))

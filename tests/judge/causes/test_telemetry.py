@@ -95,7 +95,7 @@ def one_by_one(run: Run, name: str) -> Iterator[tuple[int, float]]:
     """Rank and value of each sample (of a counter each rise by the second), series by series."""
     source = SOURCES[name]
     for series in Metrics(run).series(source.metric):
-        if any(series.labels.get(key) != value for key, value in source.labels):
+        if source.resource not in ("", series.labels.get("resource")):
             continue
         known = ~np.isnan(series.values)
         time, value = series.times[known], series.values[known]
