@@ -13,7 +13,18 @@ import numpy as np
 from hindmost_judge import communication, detect, overview, tuning, usage
 from hindmost_judge.blocks import Blocks, Sharing, Slowdown, Stalls
 from hindmost_judge.causes import cpu_sharing, launch_bound, loading, stopped, telemetry
-from hindmost_judge.detect import hang, host_work, intermittent, slow_link, straggler, uneven
+from hindmost_judge.detect import (
+    hang,
+    host_bound,
+    host_work,
+    input_bound,
+    intermittent,
+    slow_link,
+    slow_network,
+    straggler,
+    uneven,
+    uneven_stages,
+)
 from hindmost_judge.encoding import chosen
 from hindmost_judge.graph import host_paced
 from hindmost_judge.model import RUNNING, Run, Table, rows
@@ -294,13 +305,24 @@ def _of_job(found: list[Verdict], run: Run) -> tuple[Verdict, ...]:
     return _in_order([replace(one, advice=tuple(wording.for_job(text, run) for text in one.advice)) for one in found])
 
 
+#: What else makes steps longer than ranks that are late. Each detector knows what those before it found.
+DETECTORS: tuple[detect.Detector, ...] = (
+    input_bound.verdicts,
+    slow_link.verdicts,
+    uneven.verdicts,
+    host_bound.verdicts,  # while hosts wait for their input, they launch nothing
+    slow_network.verdicts,  # one group's slow link is not the network of all
+    uneven_stages.verdicts,  # ranks behind a slow link are left aside
+)
+
+
 def _held_back(case: detect.Case) -> tuple[list[Verdict], list[waste.Planned], list[str]]:
     """Those found before, the verdicts on ranks that are late, and on what else makes steps longer; what stalls are
     planned; and notes."""
     run, blocks, settings = case.run, case.blocks, case.settings
     late, notes, planned = _late(blocks, settings, case.shared)
     unsure, late = ([one for one in late if (one.kind in QUIET) == quiet] for quiet in (True, False))
-    others, failed = detect.run(detect.load(), replace(case, found=(*case.found, *late)))
+    others, failed = detect.run(DETECTORS, replace(case, found=(*case.found, *late)))
     slow = [stopped.on(one, blocks, settings) for one in [*late, *others] if not _gone(one, run)]
     found = [*case.found, *(_at_home(one, run, blocks) for one in slow)]
     if not any(one.ranks for one in found) and case.shared is None:

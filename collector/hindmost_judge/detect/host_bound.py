@@ -20,7 +20,7 @@ from hindmost_judge.causes.launch_bound import (
     launching_share,
     queued_share,
 )
-from hindmost_judge.detect import Case, register
+from hindmost_judge.detect import Case
 from hindmost_judge.settings import Settings
 from hindmost_judge.stats.robust import median
 from hindmost_judge.types import Array, Floats
@@ -38,7 +38,6 @@ _HOST_BOUND_BUSY = 0.93
 _HOST_BOUND_LATE = 0.05
 
 
-@register(after=["input_bound"])  # while hosts wait for their input, they launch nothing
 def verdicts(case: Case) -> list[Verdict]:
     """The verdict on a job whose GPUs wait for launches, and whose hosts do not wait for input."""
     if case.has("input_bound"):

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from hindmost_judge.detect import register
+from hindmost_judge.detect import Case
 from hindmost_judge.verdict import advice
+from hindmost_judge.verdict.schema import Verdict
 from hindmost_judge.verdict.whole_job import of_job
 
-if TYPE_CHECKING:
-    from hindmost_judge.detect import Case
-    from hindmost_judge.verdict.schema import Verdict
 
-
-@register()
 def verdicts(case: Case) -> list[Verdict]:
     """The verdict on input that holds all ranks back alike; that of ranks named for theirs is not counted again."""
     return [advice.on(one, case.run) for one in of_job(case.blocks, case.settings, case.slow, case.seen)]

@@ -16,7 +16,7 @@ import numpy as np
 
 from hindmost_judge.blocks import Blocks, SlowLink
 from hindmost_judge.causes import cpu_wait
-from hindmost_judge.detect import Case, register
+from hindmost_judge.detect import Case
 from hindmost_judge.detect.nested_segments import is_persistent, main_segment, only_inside, segment_edges, together
 from hindmost_judge.model import Run
 from hindmost_judge.settings import Settings
@@ -34,7 +34,6 @@ from hindmost_judge.whatif.savings import cost_of_link, others_grew
 _NETWORK_Z = 3.0
 
 
-@register()
 def verdicts(case: Case) -> list[Verdict]:
     """The verdict on a group whose transfers are slow although no member is late, or on two ranks' messages."""
     return (

@@ -20,7 +20,7 @@ import numpy as np
 
 from hindmost_judge.blocks import Blocks, SlowNetwork
 from hindmost_judge.causes import cpu_wait
-from hindmost_judge.detect import Case, register
+from hindmost_judge.detect import Case
 from hindmost_judge.detect.nested_segments import main_segment, only_inside, segment_edges
 from hindmost_judge.detect.slow_link import lengthened, others
 from hindmost_judge.model import Past, Run
@@ -39,7 +39,6 @@ _NETWORK_SAME_OPERATIONS = 0.1
 _NETWORK_COMPARED = 0.5
 
 
-@register(after=["slow_link"])  # one group's slow link is not the network of all
 def verdicts(case: Case) -> list[Verdict]:
     """The verdict on the network that became slow for all, in steps in which no verdict on ranks begins or ends."""
     if case.has("slow_link") or case.shared is not None or case.has("desync"):

@@ -12,7 +12,7 @@ import numpy as np
 
 from hindmost_judge.blocks import Blocks, Slowdown
 from hindmost_judge.causes import launch_bound
-from hindmost_judge.detect import Case, register
+from hindmost_judge.detect import Case
 from hindmost_judge.settings import Settings
 from hindmost_judge.stats.robust import MAD_TO_SIGMA, alike, median, median_error, or_zero, peers_median, standard_error
 from hindmost_judge.timeline.cohorts import beyond_peers
@@ -30,7 +30,6 @@ _MIN_UNEVEN_EXPLAINED = 0.5
 _USUAL = 5.0
 
 
-@register()
 def verdicts(case: Case) -> list[Verdict]:
     """The verdict on work whose size differs from rank to rank, in turn."""
     return find(case.blocks, case.settings)

@@ -10,7 +10,7 @@ from collections.abc import Collection
 import numpy as np
 
 from hindmost_judge.blocks import Blocks
-from hindmost_judge.detect import Case, register
+from hindmost_judge.detect import Case
 from hindmost_judge.detect.nested_segments import is_persistent, main_segment, together
 from hindmost_judge.settings import Settings
 from hindmost_judge.stats.robust import lower_median, median, or_zero
@@ -20,7 +20,6 @@ from hindmost_judge.verdict.schema import Verdict
 from hindmost_judge.verdict.whole_job import of_stages
 
 
-@register(after=["slow_link"])  # ranks behind a slow link are left aside
 def verdicts(case: Case) -> list[Verdict]:
     """The verdict on stages of a pipeline that are slow on every replica."""
     if case.shared is not None:
