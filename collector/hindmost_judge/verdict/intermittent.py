@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -29,42 +29,6 @@ _OF_GPU = ("compute", "gpu_throttle", "gpu_contention", "workload")
 _TOGETHER = 0.5
 
 
-@dataclass(frozen=True)
-class _Group:
-    """Stalls of ranks that would be repaired together, and what makes them."""
-
-    stalls: tuple[Stalls, ...]
-    cause: Cause
-
-    @property
-    def rows(self) -> list[int]:
-        """All ranks' rows."""
-        return [row for stall in self.stalls for row in stall.rows]
-
-    def in_one(self) -> Stalls:
-        """The stalls of all as if they were one rank's."""
-        first = max(self.stalls, key=lambda one: one.delay)
-        if len(self.stalls) == 1:
-            return first
-        stalled = np.unique(np.concatenate([stall.stalled for stall in self.stalls]))
-        share = min(sum(stall.share for stall in self.stalls), 1.0)
-        return replace(first, rows=tuple(self.rows), stalled=stalled, share=share)
-
-    def repaired(self, blocks: Blocks) -> Blocks:
-        """The same with none of these late in their stalls."""
-        for stall in self.stalls:
-            blocks = replace(blocks, intervals=without_stalls(blocks, stall.rows, stall.stalled))
-        return blocks
-
-    def saves(self, blocks: Blocks, saving: Saving) -> Floats:
-        """[S] ns that their repair saves."""
-        total = np.zeros(len(blocks.steps))
-        for stall in self.stalls:
-            total += saving(blocks, stall.rows, stall.stalled)
-            blocks = replace(blocks, intervals=without_stalls(blocks, stall.rows, stall.stalled))
-        return total
-
-
 def of_stalls(
     stalls: list[Stalls],
     blocks: Blocks,
@@ -80,26 +44,32 @@ def of_stalls(
     if any(one.widespread for one in stalls):  # against early peers; a pipeline's replay knows their median
         delay, intervals = (behind_early_ranks(or_zero(one), blocks.cohort) for one in (blocks.delay, blocks.intervals))
         blocks = replace(blocks, delay=delay, intervals=intervals if blocks.pipeline is None else blocks.intervals)
-    left = _grouped([_Group((one,), cause_of(blocks, one, stalls, settings)) for one in stalls])
+    left = _grouped([(one, cause_of(blocks, one, stalls, settings)) for one in stalls])
     own: Blocks = blocks
     found: list[Verdict] = []
     blocks = replace(blocks, intervals=without_slowdowns(blocks, slowdowns)) if slowdowns else blocks
     before = sorted({int(blocks.ranks[slowdown.row]) for slowdown in slowdowns})
     while left:
-        saved = [one.saves(blocks, saving) for one in left]
+        saved = [saving(blocks, one.rows, one.stalled) for one, _ in left]
         most = int(np.argmax([float(one.sum()) for one in saved]))
-        group, seen = left.pop(most), saved[most]
-        by_itself = group.saves(own, saving) if before else seen
+        (one, cause), seen = left.pop(most), saved[most]
+        by_itself = saving(own, one.rows, one.stalled) if before else seen
         conditional_on = before if float(by_itself.mean()) < BY_ITSELF * float(seen.mean()) else []
         rest = blocks
-        for one in left:
-            rest = one.repaired(rest)
-        verdict = _verdict(group, seen, group.saves(rest, saving), conditional_on, group.repaired(rest), settings)
+        for other, _ in left:
+            rest = _repaired(rest, other)
+        in_all = saving(rest, one.rows, one.stalled)
+        verdict = _verdict(one, cause, seen, in_all, conditional_on, _repaired(rest, one), settings)
         if verdict is not None:
             found.append(verdict)
-            blocks = group.repaired(blocks)
+            blocks = _repaired(blocks, one)
             before = sorted({*before, *verdict.ranks})
     return found
+
+
+def _repaired(blocks: Blocks, one: Stalls) -> Blocks:
+    """The same with none of its ranks late in its steps."""
+    return replace(blocks, intervals=without_stalls(blocks, one.rows, one.stalled))
 
 
 def cause_of(blocks: Blocks, one: Stalls, stalls: list[Stalls], settings: Settings) -> Cause:
@@ -135,37 +105,41 @@ def _ran_meanwhile(blocks: Blocks, one: Stalls, why: Cause, settings: Settings) 
     return replace(why, cause="compute", explained=min(more / stalled, 1.0), partial=None, shares_ns=shares)
 
 
-def _grouped(each: list[_Group]) -> list[_Group]:
+def _grouped(each: list[tuple[Stalls, Cause]]) -> list[tuple[Stalls, Cause]]:
     """Ranks with one cause as one: where that is unknown, those that stall in the same steps, or whose fellows do."""
-    found: list[_Group] = []
+    found: list[tuple[Stalls, Cause]] = []
     waiting = list(each)
     while waiting:
         together = [waiting.pop(0)]
         for one in together:  # which grows meanwhile
             together += [other for other in waiting if _are_one(one, other)]
             waiting = [other for other in waiting if not _are_one(one, other)]
-        found.append(replace(together[0], stalls=tuple(stalls for one in together for stalls in one.stalls)))
+        stalls = [one for one, _ in together]
+        stalled = np.unique(np.concatenate([one.stalled for one in stalls]))
+        rows = tuple(row for one in stalls for row in one.rows)
+        share = min(sum(one.share for one in stalls), 1.0)
+        largest = max(stalls, key=lambda one: one.delay)
+        found.append((replace(largest, rows=rows, stalled=stalled, share=share), together[0][1]))
     return found
 
 
-def _are_one(one: _Group, other: _Group) -> bool:
+def _are_one(one: tuple[Stalls, Cause], other: tuple[Stalls, Cause]) -> bool:
     """Whether both have one cause, and begin and end about together, as far as the longest pause of either tells."""
-    first, second = one.in_one().stalled, other.in_one().stalled
+    (first, cause), (second, its_cause) = (one[0].stalled, one[1].cause), (other[0].stalled, other[1].cause)
     pause = max(int(np.diff(stalled).max(initial=0)) for stalled in (first, second))
     apart = max(abs(int(first[at]) - int(second[at])) for at in (0, -1))
-    if one.cause.cause != other.cause.cause or apart > pause:
+    if cause != its_cause or apart > pause:
         return False
     both, either = len(np.intersect1d(first, second)), len(np.union1d(first, second))
-    return one.cause.cause != "unknown" or both >= _TOGETHER * either
+    return cause != "unknown" or both >= _TOGETHER * either
 
 
 def _verdict(
-    group: _Group, seen: Floats, in_all: Floats, conditional_on: list[int], rest: Blocks, settings: Settings
+    one: Stalls, cause: Cause, seen: Floats, in_all: Floats, conditional_on: list[int], rest: Blocks, settings: Settings
 ) -> Verdict | None:
-    """The verdict on a group whose repair saves ``seen`` [S] ns, ``in_all`` once all others are repaired; ``rest`` is
+    """The verdict on ranks whose repair saves ``seen`` [S] ns, ``in_all`` once all others are repaired; ``rest`` is
     what is left then. ``None`` where that is too little.
     """
-    one, cause = group.in_one(), group.cause
     saved = seen * cause.beyond
     grew, total = savings.longer_when(rest, one.stalled), float(saved.sum())
     if one.widespread and rest.overlapped and grew is not None and total > 0:
