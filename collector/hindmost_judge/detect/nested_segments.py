@@ -6,6 +6,7 @@ later for a while, has two: one from end to end, and one on top of it.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator
@@ -23,6 +24,7 @@ from hindmost_judge.stats.robust import (
     standard_error,
     time_blocks,
 )
+from hindmost_judge.stats.segmentation import cheapest
 from hindmost_judge.types import Floats
 
 #: A segment against as many steps on each side; a high bar, since it is the highest of very many (standard
@@ -120,7 +122,9 @@ def find(
         if min(sure, default=1.0) >= 1:
             outer = [layer for layer in layers if layer.outer is None]
             if sum(layer.level < min(large, _beyond(noise, layer)) for layer in outer) > settings.max_segments:
-                return [_all(series, layers)]
+                # Segments that come and go so often are one persistent slowdown, or none.
+                first, stop, end = layers[0].first, max(one.stop for one in layers), max(one.end for one in layers)
+                return [Layer(first, stop, end, float(np.median(series[first:stop])))]
             outer.sort(key=lambda layer: layer.level * (layer.stop - layer.first))
             return _on(outer[-_LARGE * settings.max_segments :], layers)
         least = layers[int(np.argmin(sure))]
@@ -134,12 +138,6 @@ def _on(outer: list[Layer], layers: list[Layer]) -> list[Layer]:
     for layer in layers:
         connected += [layer] if layer.outer in connected else []
     return [layer for layer in layers if layer in connected]
-
-
-def _all(series: Floats, layers: list[Layer]) -> Layer:
-    """All of them as one: segments that come and go so often are one persistent slowdown, or none."""
-    first, stop = layers[0].first, max(layer.stop for layer in layers)
-    return Layer(first, stop, max(layer.end for layer in layers), float(np.median(series[first:stop])))
 
 
 def _without(series: Floats, layers: list[Layer]) -> Floats:
@@ -242,7 +240,7 @@ def _layers(
 def _without_pauses(cache: _LevelCache, edges: list[int], recovered: int) -> list[int]:
     """Edges of the segments with each short one joined to its neighbours that is lower than both."""
     while True:
-        levels = cache.levels(edges)
+        levels = cache.of_each(edges)
         pause = next((at for at in range(1, len(levels) - 1) if _is_pause(levels, edges, at, recovered)), None)
         if pause is None:
             return edges
@@ -277,25 +275,15 @@ def main_segment(series: Floats, smallest: float, settings: Settings) -> tuple[i
     Neighbouring segments count as one while each is at least half as high as the highest.
     """
     edges = segment_edges(series, smallest)
-    levels = _LevelCache(series).levels(edges)
-    lengths = np.diff(edges)
-    worth = [level * length for level, length in zip(levels, lengths, strict=True)]
-    best = int(np.argmax(worth))
-    first = last = best
-    while first > 0 and levels[first - 1] >= levels[best] / 2:
-        first -= 1
-    while last < len(levels) - 1 and levels[last + 1] >= levels[best] / 2:
-        last += 1
-    stop = edges[last + 1]
-    ended = stop < len(series) and _over(series[stop:], levels[best], settings.recovered_steps)
-    return edges[first], stop if ended else len(series)
-
-
-def _over(after: Floats, level: float, recovered: int) -> bool:
-    """Whether a slowdown has ended: what follows is long enough to tell, and clearly lower throughout."""
-    if len(after) < recovered:
-        return False
-    return bool(np.nanmax(block_medians(after)) < level / 2 and float(median(after)) < level / 4)
+    levels = np.array(_LevelCache(series).of_each(edges))
+    best = int(np.argmax(levels * np.diff(edges)))
+    level = float(levels[best])
+    lower = np.flatnonzero(~(levels >= level / 2))
+    first, stop = max(lower[lower < best], default=-1) + 1, edges[min(lower[lower > best], default=len(levels))]
+    after = series[stop:]
+    # What follows is long enough to tell that it has ended, and clearly lower throughout.
+    lasting = len(after) < settings.recovered_steps or np.nanmax(block_medians(after)) >= level / 2
+    return edges[first], len(series) if lasting or float(median(after)) >= level / 4 else stop
 
 
 def segment_edges(series: Floats, smallest: float) -> list[int]:
@@ -303,16 +291,21 @@ def segment_edges(series: Floats, smallest: float) -> list[int]:
     return _edges(_LevelCache(or_zero(series)), smallest)
 
 
+def lowest_level(series: Floats, smallest: float, settings: Settings) -> float | None:
+    """The level of a series in the lowest of its segments that last; ``None`` where none does."""
+    edges = itertools.pairwise(segment_edges(series, smallest))
+    return min((float(median(series[a:b])) for a, b in edges if b - a >= settings.min_steps), default=None)
+
+
 def _edges(cache: _LevelCache, smallest: float) -> list[int]:
-    edges = _sharpened(cache, _cut(cache.series, smallest))
-    while len(edges) > 2:
-        changes = zip(edges, edges[1:], edges[2:], strict=False)
-        sure = [_sureness(cache, change, smallest, _MIN_CHANGE) for change in changes]
-        least = sure.index(min(sure))
-        if sure[least] >= 1:
-            break
-        edges = _sharpened(cache, [*edges[: least + 1], *edges[least + 2 :]])
-    return edges
+    edges = _cut(cache.series, smallest)
+    while True:
+        for at in range(1, len(edges) - 1):  # to where the levels on both sides fit best
+            edges[at] = cache.sharpened(edges[at - 1], edges[at], edges[at + 1])
+        sure = [_sureness(cache, *change, smallest) for change in zip(edges, edges[1:], edges[2:], strict=False)]
+        if min(sure, default=1.0) >= 1:
+            return edges
+        del edges[sure.index(min(sure)) + 1]
 
 
 class _LevelCache:
@@ -320,56 +313,42 @@ class _LevelCache:
 
     def __init__(self, series: Floats) -> None:
         self.series = series
-        self._levels: dict[tuple[int, int], float] = {}
-        self._known: dict[tuple[int, ...], tuple[float, float]] = {}
-        self._sharp: dict[tuple[int, int, int], int] = {}
+        self.level, self.of = functools.cache(self._level), functools.cache(self._of)
+        self.around, self.sharpened = functools.cache(self._around), functools.cache(self._sharpened)
 
-    def of(self, first: int, stop: int) -> tuple[float, float]:
-        """The median of these steps and its standard error."""
-        if (first, stop) not in self._known:
-            level = self.level(first, stop)
-            self._known[first, stop] = level, standard_error(self.series[first:stop], level)
-        return self._known[first, stop]
-
-    def level(self, first: int, stop: int) -> float:
+    def _level(self, first: int, stop: int) -> float:
         """The median of these steps."""
-        if (first, stop) not in self._levels:
-            self._levels[first, stop] = float(median(self.series[first:stop]))
-        return self._levels[first, stop]
+        return float(median(self.series[first:stop]))
 
-    def levels(self, edges: list[int]) -> list[float]:
+    def _of(self, first: int, stop: int) -> tuple[float, float]:
+        """The median of these steps and its standard error."""
+        level = self.level(first, stop)
+        return level, standard_error(self.series[first:stop], level)
+
+    def of_each(self, edges: list[int]) -> list[float]:
         """The medians of the segments between these edges."""
         return [self.level(first, stop) for first, stop in itertools.pairwise(edges)]
 
-    def around(self, begin: int, first: int, stop: int, end: int) -> tuple[float, float]:
+    def _around(self, begin: int, first: int, stop: int, end: int) -> tuple[float, float]:
         """The standard error of the steps [begin, end) without [first, stop), and how medians of as many scatter."""
-        asked = begin, first, stop, end
-        if asked not in self._known:
-            left = np.concatenate([self.series[begin:first], self.series[stop:end]])
-            self._known[asked] = standard_error(left), scatter(left, stop - first)
-        return self._known[asked]
+        left = np.concatenate([self.series[begin:first], self.series[stop:end]])
+        return standard_error(left), scatter(left, stop - first)
 
-    def sharpen(self, start: int, split: int, stop: int) -> int:
+    def _sharpened(self, start: int, split: int, stop: int) -> int:
         """Where, at most a few steps from ``split``, the levels of these steps on its two sides fit best."""
-        asked = start, split, stop
-        if asked not in self._sharp:
-            before, after = self.level(start, split), self.level(split, stop)
-            first, last = max(start + 1, split - SHORTEST), min(stop - 1, split + SHORTEST)
-            part = self.series[first:last]
-            sums = np.zeros(len(part) + 1)
-            np.cumsum(np.abs(part - before) - np.abs(part - after), out=sums[1:])
-            self._sharp[asked] = first + int(sums.argmin())
-        return self._sharp[asked]
+        before, after = self.level(start, split), self.level(split, stop)
+        first, last = max(start + 1, split - SHORTEST), min(stop - 1, split + SHORTEST)
+        part = self.series[first:last]
+        return first + int(np.append(0.0, np.cumsum(np.abs(part - before) - np.abs(part - after))).argmin())
 
 
-def _sureness(cache: _LevelCache, change: tuple[int, int, int], smallest: float, varies: float) -> float:
+def _sureness(cache: _LevelCache, start: int, split: int, stop: int, smallest: float) -> float:
     """How many times the least that makes a change the levels on its two sides differ by."""
-    start, split, stop = change
     if min(split - start, stop - split) < SHORTEST // 2:
         return 0.0
     (before, noise), (after, more) = cache.of(start, split), cache.of(split, stop)
     low, high = sorted([before, after])
-    return (high - low) / max(smallest / 2, _APART * (noise + more), varies * low)
+    return (high - low) / max(smallest / 2, _APART * (noise + more), _MIN_CHANGE * low)
 
 
 def _cut(series: Floats, smallest: float) -> list[int]:
@@ -381,34 +360,8 @@ def _cut(series: Floats, smallest: float) -> list[int]:
     levels = median(series[: count * size].reshape(count, size), axis=1)
     noise = MAD_TO_SIGMA * float(median(np.abs(np.diff(levels)))) / np.sqrt(2)
     price = max(_PENALTY * noise**2 * np.log(count), smallest**2 / 2)
-    return [at * size if at < count else len(series) for at in _cheapest(levels, price)]
-
-
-def _cheapest(levels: Floats, price: float) -> list[int]:
-    """Edges that cut levels [B] into segments of two or more, at the least squared error and price."""
-    sums, squares = (np.concatenate([[0.0], np.cumsum(one)]) for one in (levels, levels**2))
-    at = np.arange(len(sums))
-    lengths = np.maximum(at[:, None] - at, 1)
-    error = squares[:, None] - squares - (sums[:, None] - sums) ** 2 / lengths  # [end, begin]
-    best = np.full(len(sums), np.inf)
-    best[0], came = 0.0, np.zeros(len(sums), np.int64)
-    for end in range(2, len(sums)):
-        total = best[: end - 1] + error[end, : end - 1]
-        total += price
-        came[end] = least = int(total.argmin())
-        best[end] = total[least]
-    edges = [len(levels)]
-    while edges[-1] > 0:
-        edges.append(int(came[edges[-1]]))
-    return edges[::-1]
-
-
-def _sharpened(cache: _LevelCache, edges: list[int]) -> list[int]:
-    """Move each change to where the levels on its two sides fit best, within a few steps."""
-    found = list(edges)
-    for at in range(1, len(edges) - 1):
-        found[at] = cache.sharpen(found[at - 1], found[at], found[at + 1])
-    return found
+    bounds = cheapest(np.append(0.0, np.cumsum(levels)), np.arange(count + 1), price, shortest=2)
+    return [at * size if at < count else len(series) for at in bounds]
 
 
 def is_persistent(more: Floats, smallest: float, settings: Settings) -> bool:

@@ -8,7 +8,6 @@ stage may, is also compared with its own past. By what steps became longer while
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -17,7 +16,7 @@ import numpy as np
 from hindmost_judge.blocks import Blocks, SlowLink
 from hindmost_judge.causes import cpu_wait
 from hindmost_judge.detect import Case
-from hindmost_judge.detect.nested_segments import is_persistent, main_segment, only_inside, segment_edges, together
+from hindmost_judge.detect.nested_segments import is_persistent, lowest_level, main_segment, only_inside, together
 from hindmost_judge.model import Run
 from hindmost_judge.settings import Settings
 from hindmost_judge.stats.robust import average, median, or_zero, peers_median, standard_error, sums_by_step
@@ -114,9 +113,7 @@ def _by_its_past(took: Floats, size: Floats, place: int, settings: Settings) -> 
     grown = took / median(took, axis=1)[:, None]
     usual: Floats = float(median(took[place])) * peers_median(grown)[place]
     more = took[place] - usual
-    edges = segment_edges(more, settings.min_effect * float(median(took[place])))
-    long = [more[a:b] for a, b in itertools.pairwise(edges) if b - a >= settings.min_steps]
-    return usual + min((float(median(part)) for part in long), default=0.0)
+    return usual + (lowest_level(more, settings.min_effect * float(median(took[place])), settings) or 0.0)
 
 
 def _judged(group: _Group, blocks: Blocks, comm_class: int, overlapping: float, settings: Settings) -> SlowLink | None:

@@ -12,7 +12,6 @@ today's transfers are compared with what they took before.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Collection
 from dataclasses import replace
 
@@ -21,7 +20,7 @@ import numpy as np
 from hindmost_judge.blocks import Blocks, SlowNetwork
 from hindmost_judge.causes import cpu_wait
 from hindmost_judge.detect import Case
-from hindmost_judge.detect.nested_segments import main_segment, only_inside, segment_edges
+from hindmost_judge.detect.nested_segments import lowest_level, main_segment, only_inside
 from hindmost_judge.detect.slow_link import lengthened, others
 from hindmost_judge.model import Past, Run
 from hindmost_judge.settings import Settings
@@ -164,11 +163,9 @@ def _slow_segment(ratio: Floats, settings: Settings) -> tuple[int, int, float] |
     Compared with the steps after it where few come before."""
     if np.isnan(ratio).any():
         return None
-    edges = segment_edges(ratio, settings.network_longer - 1)
-    long = [ratio[a:b] for a, b in itertools.pairwise(edges) if b - a >= settings.min_steps]
-    if len(long) < 2:
+    usual = lowest_level(ratio, settings.network_longer - 1, settings)
+    if usual is None:
         return None
-    usual = min(float(np.median(part)) for part in long)
     beyond = ratio / usual - 1
     first, stop = main_segment(beyond, settings.network_longer - 1, settings)
     outside, part = beyond[others(first, stop, len(beyond), settings)], beyond[first:stop]

@@ -60,10 +60,11 @@ def noise(series: Floats, *, drifts: bool = True) -> float:
 def segments(series: Floats, sigma: float) -> list[int]:
     """Bounds [0, …, S] of the segments of a series [S] that has one level in each, with ``sigma`` its noise.
 
-    Source: optimal partitioning (Jackson et al., 2005) on a grid of steps. Then each bound is moved to the exact step.
+    First on a grid of steps, then each bound is moved to the exact step.
     """
-    steps = len(series)
-    bounds = _partition(series, sigma, np.append(np.arange(0, steps - _GRID // 2, _GRID), steps))
+    grid = np.append(np.arange(0, len(series) - _GRID // 2, _GRID), len(series))
+    sums = np.append(0.0, np.cumsum(series))
+    bounds: list[int] = grid[cheapest(sums[grid], grid, _GAIN * sigma**2)].tolist()
     for _ in range(2):
         for at in range(1, len(bounds) - 1):
             bounds[at] = _change(series, bounds[at - 1], bounds[at], bounds[at + 1])
@@ -77,23 +78,23 @@ def levels(series: Floats, *, drifts: bool = True) -> Floats:
     return np.repeat([series[first:stop].mean() for first, stop in itertools.pairwise(bounds)], np.diff(bounds))
 
 
-def _partition(series: Floats, sigma: float, grid: Ints) -> list[int]:
-    """Bounds on a grid with the least sum of squares, each change at a price."""
-    sums = np.append(0.0, np.cumsum(series))
-    best = np.zeros(len(grid))
-    previous = np.zeros(len(grid), np.int64)
-    price = _GAIN * sigma**2
-    for end in range(1, len(grid)):
-        length = grid[end] - grid[:end]
-        gained = (sums[grid[end]] - sums[grid[:end]]) ** 2 / length
-        total = best[:end] + gained - np.where(np.arange(end) > 0, price, 0.0)
-        previous[end] = int(np.argmax(total))
-        best[end] = total[previous[end]]
-    bounds, at = [int(grid[-1])], len(grid) - 1
-    while at > 0:
-        at = int(previous[at])
-        bounds.append(int(grid[at]))
-    return bounds[::-1]
+def cheapest(sums: Floats, at: Ints, price: float, shortest: int = 1) -> list[int]:
+    """Indices of the places ``at`` [N] that cut a series, whose ``sums`` [N] up to these are given, into segments.
+
+    They have the least sum of squares, each segment at a price and from one place to another ``shortest`` ones on.
+    Source: optimal partitioning (Jackson et al., 2005).
+    """
+    best, came = np.full(len(at), -np.inf), np.zeros(len(at), np.int64)
+    best[0] = 0.0
+    for end in range(shortest, len(at)):
+        begin = slice(end - shortest + 1)
+        total = best[begin] + (sums[end] - sums[begin]) ** 2 / (at[end] - at[begin]) - price
+        came[end] = most = int(np.argmax(total))
+        best[end] = total[most]
+    edges = [len(at) - 1]
+    while edges[-1] > 0:
+        edges.append(int(came[edges[-1]]))
+    return edges[::-1]
 
 
 def _change(series: Floats, first: int, about: int, stop: int) -> int:

@@ -13,12 +13,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
 
 import numpy as np
 
 from hindmost_judge.blocks import Blocks
-from hindmost_judge.detect.nested_segments import segment_edges
+from hindmost_judge.detect.nested_segments import lowest_level
 from hindmost_judge.settings import Settings
 from hindmost_judge.stats.robust import median, of_cohorts, peers_median, sums_by_step
 from hindmost_judge.timeline.matching import QUEUED_NS, Grid
@@ -112,7 +111,9 @@ def of_exchanges(found: Blocks, kind: Ints, cohort: Ints, settings: Settings) ->
     least = settings.effect(len(cohort)) * found.step_ns
     found = replace(found, period=_of_last(found))
     common = np.maximum(_pace(found.self_time, median(found.self_time, axis=1), partial(median, axis=0)), _LEAST_PACE)
-    usual = np.array([_usual(own, least, settings) for own in found.self_time / common])
+    own = found.self_time / common
+    calmest = [lowest_level(one, least, settings) for one in own]
+    usual = np.array([float(median(one)) if level is None else level for one, level in zip(own, calmest, strict=True)])
     if len(cohort) > _PAIR or len(np.unique(cohort)) > 1:
         cohort = _where_most_keep_pace(usual, kind, cohort)
     if (cohort == cohort[0]).all() and cohort[0] >= 0:
@@ -158,13 +159,6 @@ def _of_last(found: Blocks) -> Floats:
     lasted = np.diff(ends, axis=1, prepend=np.nan)
     last = lasted[int(np.argmax(np.nansum(lasted, axis=1)))]
     return np.where(np.isnan(last), found.period, last)
-
-
-def _usual(own: Floats, smallest: float, settings: Settings) -> float:
-    """Ns of a rank's self time [S] in its calmest segment that lasts."""
-    edges = segment_edges(own, smallest)
-    levels = [float(median(own[a:b])) for a, b in pairwise(edges) if b - a >= settings.min_steps]
-    return min(levels, default=float(median(own)))
 
 
 def sole_peers(cohort: Ints) -> Ints:
