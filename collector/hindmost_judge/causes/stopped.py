@@ -8,7 +8,7 @@ least from its first sample to its last.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from hindmost_judge.model import Run
 from hindmost_judge.settings import Settings
 from hindmost_judge.stats import recurring_events
 from hindmost_judge.stats.robust import median, or_zero, peers_median
-from hindmost_judge.types import Array
+from hindmost_judge.types import Array, Ints
 from hindmost_judge.verdict import wording
 from hindmost_judge.verdict.schema import LATE, Stall, Verdict
 
@@ -34,21 +34,6 @@ _SELDOM = 0.05
 _NEVER = 1e-6
 
 
-@dataclass(frozen=True)
-class Stop:
-    """A rank was stopped at all samples from ``since`` to ``until``, ns of the job clock."""
-
-    rank: int
-    since: int
-    until: int
-
-
-def find(run: Run) -> list[Stop]:
-    """Every stop that was seen in at least two samples, in order of ranks and time."""
-    found = [one for rank, time, stopped in _sampled(run) for one in _stops(rank, time, stopped)]
-    return sorted(found, key=lambda one: (one.rank, one.since))
-
-
 def stopped_samples(run: Run) -> Array:
     """When samples show a rank stopped, ns of the job clock, in order."""
     return np.sort(np.concatenate([np.zeros(0, np.int64), *(time[stopped] for _, time, stopped in _sampled(run))]))
@@ -59,7 +44,7 @@ def during(run: Run, since: int, until: int) -> dict[int, float]:
     each sample stands for the time that is nearer to it than to others."""
     seconds: dict[int, float] = {}
     for rank, time, stopped in _sampled(run):
-        overlaps = (min(one.until, until) - max(one.since, since) for one in _stops(rank, time, stopped))
+        overlaps = (min(end, until) - max(begin, since) for begin, end in _stops(time, stopped))
         lasted, inside = sum(max(one, 0) for one in overlaps), stopped[(time >= since) & (time <= until)]
         edges = np.clip(np.concatenate([[since], (time[1:] + time[:-1]) // 2, [until]]), since, until)
         most = np.diff(edges)[stopped].sum() >= _MOST * (until - since)
@@ -80,22 +65,23 @@ def _sampled(run: Run) -> list[tuple[int, Array, Array]]:
     return [one for one in every if one[2].any()]
 
 
-def _stops(rank: int, time: Array, stopped: Array) -> list[Stop]:
+def _stops(time: Array, stopped: Array) -> list[tuple[int, int]]:
+    """First and last sample, ns of the job clock, of every stop that was seen in at least two samples."""
     edges = np.flatnonzero(np.diff(np.concatenate([[False], stopped, [False]])))
     pairs = zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)
-    return [Stop(rank, int(time[first]), int(time[end - 1])) for first, end in pairs if end - first >= _SAMPLES]
+    return [(int(time[first]), int(time[end - 1])) for first, end in pairs if end - first >= _SAMPLES]
 
 
 def stopped_rows(blocks: Blocks) -> list[int]:
     """Rows that were stopped at a sample, unless most were, as a job that a scheduler suspends."""
-    counts = _counted(blocks, np.arange(len(blocks.steps)))
-    rows = [row for row, (stops, _) in counts.items() if stops]
+    rows: list[int] = np.flatnonzero(_counted(blocks)[0]).tolist()
     return rows if len(rows) <= len(blocks.ranks) / 2 else []
 
 
 def bears_out(blocks: Blocks, row: int, share: float) -> bool:
-    """Whether samples show one of :func:`stopped_rows` stopped as often as it is late, a ``share`` of the time."""
-    return _may_be(*_counted(blocks, np.arange(len(blocks.steps)))[row], share)
+    """Whether samples show a row stopped as often as it is late, a ``share`` of the time."""
+    stopped, samples = _counted(blocks)
+    return _may_be(stopped[row], samples[row], share)
 
 
 def _may_be(stopped: int, samples: int, share: float) -> bool:
@@ -136,13 +122,13 @@ def in_collectives(blocks: Blocks, settings: Settings) -> Blocks:
     )
 
 
-def _counted(blocks: Blocks, columns: Array) -> dict[int, tuple[int, int]]:
-    """Row to the samples in these steps at which the rank was stopped, and to all of them."""
+def _counted(blocks: Blocks, columns: Array | None = None) -> tuple[Ints, Ints]:
+    """[R] the samples in these steps, or all, at which each rank was stopped, and [R] all of them."""
+    columns = np.arange(len(blocks.steps)) if columns is None else columns
     taken = blocks.samples.taken("stopped", columns) if blocks.samples is not None else None
-    if taken is None:
-        return {}
-    row, value = taken
-    return {one: (int((value[row == one] > 0).sum()), int((row == one).sum())) for one in np.unique(row).tolist()}
+    row, value = taken if taken is not None else (np.zeros(0, np.int64), np.zeros(0))
+    count = len(blocks.ranks)
+    return np.bincount(row[value > 0], minlength=count), np.bincount(row, minlength=count)
 
 
 def note(run: Run, verdicts: Sequence[Verdict], stalls: Sequence[Stall]) -> list[str]:
@@ -150,9 +136,9 @@ def note(run: Run, verdicts: Sequence[Verdict], stalls: Sequence[Stall]) -> list
     named = {rank for verdict in verdicts if verdict.cause == "stopped" for rank in verdict.ranks}
     named |= {int(rank) for stall in stalls for rank in stall.stopped_s}
     seconds: dict[int, float] = {}
-    for one in find(run):
-        if one.rank not in named:
-            seconds[one.rank] = seconds.get(one.rank, 0.0) + (one.until - one.since) / 1e9
+    for rank, time, stopped in sorted(_sampled(run), key=lambda one: one[0]):
+        if rank not in named and (stops := _stops(time, stopped)):
+            seconds[rank] = seconds.get(rank, 0.0) + sum(until - since for since, until in stops) / 1e9
     return [wording.stopped(seconds)] if seconds else []
 
 
@@ -167,47 +153,36 @@ def on(verdict: Verdict, blocks: Blocks, settings: Settings) -> Verdict:
     first, end = np.searchsorted(blocks.steps, [verdict.since_step or 0, verdict.until_step or blocks.steps[-1] + 1])
     columns = np.arange(first, end)
     rows = np.flatnonzero(np.isin(blocks.ranks, verdict.ranks)).tolist()
-    counted = _counted(blocks, columns)
-    counts = {row: counted.get(row, (0, 0)) for row in rows}
-    tests = (_explained, _in_stalls)
-    of_rows = [max(test(blocks, row, columns, *counts[row], settings) for test in tests) for row in rows]
-    explained = min(of_rows, default=0.0)
+    stopped, samples = _counted(blocks, columns)
+    explained = min(
+        (_explained(blocks, row, columns, stopped[row], samples[row], settings) for row in rows), default=0.0
+    )
     if not explained:
         return verdict
-    shown = [wording.stopped_in_samples(int(blocks.ranks[row]), *counts[row]) for row in rows]
+    shown = [wording.stopped_in_samples(int(blocks.ranks[row]), stopped[row], samples[row]) for row in rows]
     evidence = (*verdict.evidence[:1], *wording.with_cause(shown, verdict.evidence[1:]))  # first by how much it is late
     return replace(verdict, cause="stopped", partial=None, explained=explained, evidence=evidence)
 
 
 def _explained(blocks: Blocks, row: int, columns: Array, stopped: int, samples: int, settings: Settings) -> float:
-    """Which part of a rank's delay in these steps its stops are, as samples show it; 0 where that is too little."""
-    late = _late(blocks, row, columns)
-    if stopped < _SAMPLES or not late > 0:
-        return 0.0
-    ratio = min(stopped / samples / late, 1.0)
-    return ratio if ratio >= settings.min_explained else 0.0
+    """Which part of a rank's delay in these steps its stops are, as samples show it; 0 where that is too little.
 
-
-def _in_stalls(blocks: Blocks, row: int, columns: Array, stopped: int, samples: int, settings: Settings) -> float:
-    """Which part of a rank's delay in these steps is in stalls of one size, if a sample shows it stopped in one.
-
-    Half of its delay in stalls is in those as long or longer. A state is read a little after the time of its sample.
-    0 where that is not most of its delay, or where so few samples show a stop that it is less.
+    Or which part of it is in stalls of one size, if a sample shows it stopped in one. Half of its delay in stalls is in
+    those as long or longer. A state is read a little after the time of its sample. Where so few samples show a stop
+    that it is less, it is not in stalls.
     """
     late = np.maximum(or_zero(blocks.delay[row]), 0.0)
+    share = float(late[columns].sum() / np.nansum(blocks.period[columns]))
+    ratio = min(stopped / samples / share, 1.0) if stopped >= _SAMPLES and share > 0 else 0.0
+    ratio = ratio if ratio >= settings.min_explained else 0.0
     by_size = columns[np.argsort(late[columns])]
     by_size = by_size[late[by_size] >= settings.stall_effect * blocks.step_ns]
     if len(by_size) < settings.min_stalls:
-        return 0.0
+        return ratio
     sums = np.cumsum(late[by_size])
     size = late[by_size[np.searchsorted(sums, sums[-1] / 2)]]
     alike = by_size[(late[by_size] >= size / _ALIKE) & (late[by_size] <= size * _ALIKE)]
     part = float(late[alike].sum() / late[columns].sum())
-    seen, _ = _counted(blocks, np.intersect1d(np.append(alike, alike - 1), columns)).get(row, (0, 0))
-    borne_out = seen > 0 and _may_be(stopped, samples, part * _late(blocks, row, columns))
-    return part if borne_out and len(alike) >= settings.min_stalls and part >= _MOST else 0.0
-
-
-def _late(blocks: Blocks, row: int, columns: Array) -> float:
-    """The share of the time of these steps by which a rank is late."""
-    return float(np.nansum(np.maximum(blocks.delay[row, columns], 0.0)) / np.nansum(blocks.period[columns]))
+    seen, _ = _counted(blocks, np.intersect1d(np.append(alike, alike - 1), columns))
+    borne_out = seen[row] > 0 and _may_be(stopped, samples, part * share)
+    return max(ratio, part) if borne_out and len(alike) >= settings.min_stalls and part >= _MOST else ratio

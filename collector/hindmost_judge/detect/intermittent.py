@@ -9,7 +9,7 @@ Stalls spread over ranks at random would not hit the same ranks as often: that i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from math import comb
 
@@ -103,7 +103,7 @@ def _large(blocks: Blocks, delay: Floats, settings: Settings) -> list[Stalls]:
     if blocks.alone is not None:
         delay = np.where(blocks.alone[:, None], np.minimum(delay, 0.0), delay)
     stalled = delay >= settings.stall_effect * blocks.step_ns
-    owners = _owners(stalled, settings, loading.throughout(blocks))
+    owners = _owners(stalled, settings, picked=loading.throughout(blocks))
     found = [_with_its_like(delay, row, steps, share, settings) for row, steps, share in owners]
     found.sort(key=lambda one: -len(one.stalled))
     reported = {row for one in found for row in one.rows}
@@ -211,7 +211,8 @@ def _outliers(blocks: Blocks, named: list[int], slowdowns: Sequence[Slowdown], s
         others[slowdown.row, slowdown.first : slowdown.stop] = 0.0
     large = settings.stall_effect * blocks.step_ns
     for size in (large, max(_SMALL * large, _CALM * calm)):
-        most = list(_rows_with_most(others >= size, settings))
+        count = min(_MOST_RANKS, len(above) // 4)
+        most = _owners(others >= size, settings, count, times=2.0)
         for row, _, _ in most:
             others[row] = 0.0
         found = []
@@ -234,24 +235,6 @@ def calm_level(late: Floats) -> tuple[Floats, Floats]:
 
 #: Most ranks that may stall independently; in a small job at most one in four.
 _MOST_RANKS = 4
-
-
-def _rows_with_most(stalled: Array, settings: Settings) -> Iterator[tuple[int, Ints, float]]:
-    """Row, stalled steps and share of all stalls, of the fewest that have most, each by far more than the rest."""
-    episodes = _count_stalls(stalled)
-    order = np.argsort(-episodes, kind="stable")
-    total, stalls = max(int(episodes.sum()), 1), np.count_nonzero(stalled, axis=1)
-    for count in range(1, min(_MOST_RANKS, len(order) // 4) + 1):
-        if episodes[order[count - 1]] < settings.min_stalls:
-            return
-        covered = int(episodes[order[:count]].sum())
-        accident = by_chance(covered, total, count / len(order), comb(len(order), count))
-        together = covered >= settings.min_stall_share * total and not accident
-        most, rest = stalls[order[:count]].min(), np.delete(stalls, order[:count]).max(initial=0)
-        if together and most > 2 * rest:  # what stalls all along counts as one stall
-            for row in order[:count].tolist():
-                yield row, np.flatnonzero(stalled[row]), float(episodes[row] / total)
-            return
 
 
 #: Per cent of a rank's steps, least late first, in which a rank that stalls in most steps is as usual.
@@ -301,19 +284,28 @@ def _of_one_kind(late: Floats, steps: Ints, settings: Settings) -> Ints:
     return large if most and often and _stands_apart(late, one.delay, len(one.stalled)) else steps
 
 
-def _owners(stalled: Array, settings: Settings, picked: Array) -> Iterator[tuple[int, Ints, float]]:
-    """Row, stalled steps and share of all stalls, of each row of [R, S] that owns most of them.
+def _owners(
+    stalled: Array, settings: Settings, most: int = 1, times: float = 0.0, picked: Array | None = None
+) -> list[tuple[int, Ints, float]]:
+    """Row, stalled steps and share of all stalls of [R, S], of the fewest rows, at ``most`` so many, that have most.
 
-    Rows ``picked`` [R] by something else than their stalls are not one of all that may have them by chance.
+    Each stalls in more than so many ``times`` the steps of any other; what stalls all along counts as one stall. Rows
+    ``picked`` [R] by something else than their stalls are not one of all that may have them by chance.
     """
-    ways = np.where(picked, np.sum(picked), len(stalled))
     episodes = _count_stalls(stalled)
-    total = max(int(episodes.sum()), 1)
-    for row in np.flatnonzero(episodes >= settings.min_stalls).tolist():
-        share = episodes[row] / total
-        accident = by_chance(int(episodes[row]), total, 1 / len(stalled), int(ways[row]))
-        if share >= settings.min_stall_share and not accident:
-            yield row, np.flatnonzero(stalled[row]), float(share)
+    order = np.argsort(-episodes, kind="stable")
+    total, stalls = max(int(episodes.sum()), 1), np.count_nonzero(stalled, axis=1)
+    for count in range(1, most + 1):
+        rows, rest = order[:count], order[count:]
+        covered = int(episodes[rows].sum())
+        if episodes[rows[-1]] < settings.min_stalls:
+            break
+        ways = int(picked.sum()) if picked is not None and picked[rows].all() else comb(len(order), count)
+        accident = by_chance(covered, total, count / len(order), ways)
+        clear = stalls[rows].min() > times * stalls[rest].max(initial=0)
+        if covered >= settings.min_stall_share * total and clear and not accident:
+            return [(row, np.flatnonzero(stalled[row]), float(episodes[row] / total)) for row in rows.tolist()]
+    return []
 
 
 def beyond_stalls(
