@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from typing import NamedTuple
+from dataclasses import replace
 
 import numpy as np
 
@@ -27,27 +27,15 @@ _WAITS = ("sync", "device_wait")
 def find(blocks: Blocks, settings: Settings) -> list[Slowdown]:
     """Persistent slowdowns of hosts, or of loaders that are waited for in turn, largest first."""
     least, large = (share * blocks.step_ns for share in (settings.effect(len(blocks.ranks)), settings.large_effect))
-    phases: tuple[str | None, ...] = (None,)
     if blocks.lanes is None:
-        threshold = np.full(len(blocks.ranks), least)
-        delays = list(_delays(blocks.delay, blocks.cohort, 0, threshold, large, _NEVER, blocks.turn))
+        delays = list(_delays(blocks.delay, blocks.cohort, None, least, large, _NEVER, blocks.turn))
     else:
-        delays, phases = find_delays(blocks.lanes, least, large), blocks.lanes.phases
+        delays = find_delays(blocks.lanes, least, large)
     last = np.argmax(blocks.caused, axis=0)
     return [
-        Slowdown(
-            row=delay.row,
-            first=delay.first,
-            stop=delay.stop,
-            delay=delay.level,
-            z=delay.z,
-            consistency=1.0,
-            spread_ratio=delay.z,
-            latest=float(np.mean(last[delay.first : delay.stop] == delay.row)),
-            phase=phases[delay.phase],
-        )
-        for delay in delays
-        if phases[delay.phase] not in _WAITS and lasts(blocks.period, delay.first, delay.stop)
+        replace(one, latest=float(np.mean(last[one.first : one.stop] == one.row)))
+        for one in delays
+        if one.phase not in _WAITS and lasts(blocks.period, one.first, one.stop)
     ]
 
 
@@ -68,48 +56,34 @@ _SAME_DELAY = 0.5
 _GOES_WITH, _USUAL = 0.25, 3.0
 
 
-class Delay(NamedTuple):
-    """The host of the rank at ``row`` takes longer than its cohort in ``phase`` (an index), in steps [first, stop).
-
-    ``level`` is the mean delay in ns a step, ``z`` the same in standard errors.
-    """
-
-    row: int
-    phase: int
-    first: int
-    stop: int
-    level: float
-    z: float
-
-
-def find_delays(lanes: Lanes, least: float, large: float) -> list[Delay]:
-    """Persistent delays of hosts, in order of their total time, largest first.
+def find_delays(lanes: Lanes, least: float, large: float) -> list[Slowdown]:
+    """Persistent delays of hosts, each the mean in a phase, in order of their total time, largest first.
 
     ``least`` is the smallest delay that counts, in ns a step. From ``large`` ns a step on, few steps are enough.
     """
-    delays: list[Delay] = []
+    delays: list[Slowdown] = []
     least = max(least, large) if lanes.host.shape[2] < _SHORT_RUN else least
     behind = np.stack([self_time - pace_of_peers(self_time, lanes.cohort) for self_time in lanes.host])
-    threshold, waits = np.full(behind.shape[1], least), -1
+    waits = -1
     if lanes.wait is not None:
         waits = lanes.wait.phase
         behind[waits] -= lanes.host[waits] - lanes.least[waits]  # what may be a wait proves no delay
     steady = [_at_even_speed(behind, phase, waits) if phase != waits else None for phase in range(len(behind))]
     drift = _IN_PART if any(one is not None for one in steady) else _SLOWLY
-    for phase, (behind_peers, net_of_drift) in enumerate(zip(behind, steady, strict=True)):
-        sharp: list[Delay] = []
+    for phase, behind_peers, net_of_drift in zip(lanes.phases, behind, steady, strict=True):
+        sharp: list[Slowdown] = []
         if net_of_drift is not None:
             # Where a delay is, shows without drift; how large it is, with it: a core slower throughout is no drift.
-            seen = _delays(net_of_drift, lanes.cohort, phase, threshold, large, _NEVER)
-            sharp = [one._replace(level=float(behind_peers[one.row, one.first : one.stop].mean())) for one in seen]
-        blurred = _delays(behind_peers, lanes.cohort, phase, threshold, large, drift)
+            seen = _delays(net_of_drift, lanes.cohort, phase, least, large, _NEVER)
+            sharp = [replace(one, delay=float(behind_peers[one.row, one.first : one.stop].mean())) for one in seen]
+        blurred = _delays(behind_peers, lanes.cohort, phase, least, large, drift)
         delays += [*sharp, *(one for one in blurred if not any(_overlap(one, other) for other in sharp))]
     # A host that takes longer in one phase and is as much faster in the others is not waited for.
     in_step = lanes.host.sum(axis=0) - lanes.peer_pace
     longer = [float(in_step[one.row, one.first : one.stop].mean()) for one in delays]
     pairs = zip(delays, longer, strict=True)
-    delays = [one._replace(level=min(one.level, most)) for one, most in pairs if most >= least]
-    return _one_a_rank(sorted(delays, key=lambda delay: -delay.level * (delay.stop - delay.first)), in_step)
+    delays = [replace(one, delay=min(one.delay, most)) for one, most in pairs if most >= least]
+    return _one_a_rank(sorted(delays, key=lambda one: -one.delay * (one.stop - one.first)), in_step)
 
 
 def _at_even_speed(behind: Floats, phase: int, waits: int) -> Floats | None:
@@ -131,14 +105,14 @@ def _at_even_speed(behind: Floats, phase: int, waits: int) -> Floats | None:
     return np.asarray(behind[phase] - np.tensordot(slope, behind[with_it], axes=1))
 
 
-def _overlap(one: Delay, other: Delay) -> bool:
+def _overlap(one: Slowdown, other: Slowdown) -> bool:
     return one.row == other.row and one.first < other.stop and other.first < one.stop
 
 
 def _delays(
-    behind_peers: Floats, cohort: Ints, phase: int, threshold: Floats, large: float, drift: int, turn: int = 1
-) -> Iterator[Delay]:
-    """The persistent delays of all ranks in one phase, from those in each step [R, S]; ``threshold`` [R] ns counts.
+    behind_peers: Floats, cohort: Ints, phase: str | None, least: float, large: float, drift: int, turn: int = 1
+) -> Iterator[Slowdown]:
+    """The persistent delays of all ranks in one phase, from those in each step [R, S]; ``least`` ns counts.
 
     What its peers differ by in the same steps is noise, too: it shows how far hosts drift. So is how late they are at
     other times: what slows half of the ranks at once, as another job on their node does, makes the other half seem
@@ -148,7 +122,7 @@ def _delays(
     """
     steps = behind_peers.shape[1]
     shortest = max(_MIN_STEPS, _MIN_SHARE * steps)
-    for row in np.flatnonzero(_block_means(behind_peers).max(axis=1) >= threshold).tolist():
+    for row in np.flatnonzero(_block_means(behind_peers).max(axis=1) >= least).tolist():
         peers = np.flatnonzero((cohort == cohort[row]) & (np.arange(len(cohort)) != row))
         series, known = segmentation.clipped(behind_peers[row, turn // 2 :: turn]), len(peers) >= FEW_RANKS
         within = series - segmentation.levels(series, drifts=False)
@@ -164,29 +138,29 @@ def _delays(
             z = level / float(np.hypot((least_noise if lasts_long else sigma) / np.sqrt(stop - first), differ))
             may_be_drift = drift == _IN_PART and stop < steps
             enough = _MIN_STEPS if level >= large and not may_be_drift else shortest
-            if level < threshold[row] or z < _MIN_Z or stop - first < enough:
+            if level < least or z < _MIN_Z or stop - first < enough:
                 continue
             if not known or not others_as_late(behind_peers[[row, *peers]], 0, first, stop, level):
-                yield Delay(row, phase, first, stop, level, z)
+                yield Slowdown(row, first, stop, level, z, 1.0, z, 0.0, phase=phase)
 
 
-def _one_a_rank(delays: list[Delay], in_step: Floats) -> list[Delay]:
+def _one_a_rank(delays: list[Slowdown], in_step: Floats) -> list[Slowdown]:
     """The delays [largest first], those of one rank in shared steps added to the largest of them, up to what its whole
     step is longer by: ``in_step`` [R, S].
 
     A slow core makes several phases longer, and so does what a fault displaces: it is one slowdown.
     """
-    found: list[Delay] = []
-    for delay in delays:
-        at = next((at for at, other in enumerate(found) if _overlap(delay, other)), None)
+    found: list[Slowdown] = []
+    for one in delays:
+        at = next((at for at, other in enumerate(found) if _overlap(one, other)), None)
         if at is None:
-            found.append(delay)
+            found.append(one)
             continue
         main = found[at]
-        shared = min(main.stop, delay.stop) - max(main.first, delay.first)
-        level = main.level + delay.level * shared / (main.stop - main.first)
+        shared = min(main.stop, one.stop) - max(main.first, one.first)
+        delay = main.delay + one.delay * shared / (main.stop - main.first)
         most = float(in_step[main.row, main.first : main.stop].mean())
-        found[at] = main._replace(level=min(level, most))
+        found[at] = replace(main, delay=min(delay, most))
     return found
 
 

@@ -46,7 +46,10 @@ def find(blocks: Blocks, settings: Settings) -> SlowLink | None:
         return None
     least = shortest(blocks.joined)
     slow = [
-        link for comm_class in range(blocks.group.shape[1]) for link in _in_class(blocks, least, comm_class, settings)
+        link
+        for comm_class in np.unique(blocks.joined.comm_class).tolist()
+        for group in _groups(blocks, least, comm_class, settings)
+        if (link := _judged(group, blocks, comm_class, settings)) is not None
     ]
     if not slow:
         return None
@@ -67,19 +70,6 @@ class _Group:
     more: Floats
     usual: Floats
     throughout: bool
-
-
-def _in_class(blocks: Blocks, least: Floats, comm_class: int, settings: Settings) -> list[SlowLink]:
-    assert blocks.joined is not None  # noqa: S101 - find() has looked
-    of_class = blocks.joined.comm_class == comm_class
-    if not of_class.any():
-        return []
-    overlapping = float(np.mean(blocks.overlapping[of_class]))
-    found = [
-        _judged(group, blocks, comm_class, overlapping, settings)
-        for group in _groups(blocks, least, comm_class, settings)
-    ]
-    return [one for one in found if one is not None]
 
 
 def _groups(blocks: Blocks, least: Floats, comm_class: int, settings: Settings) -> Iterator[_Group]:
@@ -116,8 +106,9 @@ def _by_its_past(took: Floats, size: Floats, place: int, settings: Settings) -> 
     return usual + (lowest_level(more, settings.min_effect * float(median(took[place])), settings) or 0.0)
 
 
-def _judged(group: _Group, blocks: Blocks, comm_class: int, overlapping: float, settings: Settings) -> SlowLink | None:
+def _judged(group: _Group, blocks: Blocks, comm_class: int, settings: Settings) -> SlowLink | None:
     """How a group is slow, in a segment of steps or else throughout; ``None``: it is not."""
+    assert blocks.joined is not None  # noqa: S101 - find() has looked
     smallest = max(settings.min_effect * blocks.step_ns, (settings.network_longer - 1) * float(median(group.usual)))
     part = _slow_segment(group.more, smallest, settings)
     if part is None and group.throughout and is_persistent(group.more, smallest, settings):
@@ -125,6 +116,7 @@ def _judged(group: _Group, blocks: Blocks, comm_class: int, overlapping: float, 
     if part is None:
         return None
     delay, usual = float(median(group.more[part])), float(median(group.usual[part]))
+    overlapping = float(np.mean(blocks.overlapping[blocks.joined.comm_class == comm_class]))
     shown, steps = delay * (1 - overlapping), (0, len(blocks.steps))
     if blocks.overlapped and part.stop - part.start == len(group.more):
         return None  # nothing tells how much of it computing hides

@@ -34,7 +34,7 @@ def test_hosts_that_are_steps_ahead_wait_at_the_limit_of_their_queue_also_if_the
     assert found.wait is not None
     assert (found.wait.phase, found.wait.lag) == (FORWARD, 6)
     (delay,) = host_work.find_delays(found, 0.8 * MS, 8 * MS)
-    assert (delay.row, delay.phase) == (1, INPUT)
+    assert (delay.row, delay.phase) == (1, "input")
 
 
 @pytest.mark.parametrize("waits", WAITS)
@@ -171,8 +171,8 @@ def test_what_a_host_works_in_no_phase_before_its_launches_is_no_wait() -> None:
     timeline = replace(timeline, spent=spent)
     lanes = self_time.with_unmarked_work(timeline, self_time.build_lanes(timeline))
     (found,) = host_work.find_delays(lanes, 0.8 * MS, 8 * MS)
-    assert (found.row, found.phase, found.first) == (2, OTHER, 60)
-    assert found.level == pytest.approx(18.0 * MS, rel=0.1)
+    assert (found.row, found.phase, found.first) == (2, "other", 60)
+    assert found.delay == pytest.approx(18.0 * MS, rel=0.1)
 
 
 def test_the_cost_of_work_in_no_phase_before_the_launch_is_that_of_a_later_launch() -> None:
@@ -274,9 +274,9 @@ def test_a_slow_host_is_found_with_its_phase_and_its_onset(waits: str) -> None:
     own = work(4, 160, noise=0.05)
     own[FORWARD, 1, 60:] += 5.0
     (found,) = host_work.find_delays(self_time.build_lanes(run(own, 5.0, waits=waits)), 0.8 * MS, 8 * MS)
-    assert (found.row, found.phase, found.stop) == (1, FORWARD, 160)
+    assert (found.row, found.phase, found.stop) == (1, "forward", 160)
     assert abs(found.first - 60) <= 3
-    assert found.level == pytest.approx(5.0 * MS, rel=0.1)
+    assert found.delay == pytest.approx(5.0 * MS, rel=0.1)
 
 
 #: Each of two hosts was slower for a while before: ms, for so many steps.
@@ -300,7 +300,7 @@ def test_a_slow_host_is_found_once(waits: str, hosts: int, longer: dict[int, Any
     for phase, (ms, lengths) in longer.items():
         own[phase, 1] += np.repeat(ms, lengths)
     (found,) = host_work.find_delays(self_time.build_lanes(run(own, 5.0, waits=waits)), 0.8 * MS, 8 * MS)
-    assert (found.row, found.phase) == (1, min(longer))
+    assert (found.row, found.phase) == (1, PHASES[min(longer)])
     assert (found.first, found.stop) == (pytest.approx(since, abs=3), pytest.approx(until, abs=3))
 
 
@@ -311,7 +311,7 @@ def test_a_host_is_slower_by_no_more_than_its_whole_step(faster: float, level: f
     own[FORWARD, 1] += 4.0
     own[BACKWARD, 1] -= faster
     found = host_work.find_delays(self_time.build_lanes(run(own, 5.0, waits="step")), 0.8 * MS, 8 * MS)
-    assert [(one.row, one.level / MS) for one in found] == ([(1, pytest.approx(level, rel=0.1))] if level else [])
+    assert [(one.row, one.delay / MS) for one in found] == ([(1, pytest.approx(level, rel=0.1))] if level else [])
 
 
 @pytest.mark.parametrize("seed", [0, 3, 4])
@@ -321,7 +321,7 @@ def test_a_slow_host_is_found_although_the_speeds_of_cores_drift_by_more(seed: i
     own = work(2, 260, noise=0.05, seed=seed) * (1.0 + 0.4 * np.repeat(draws.random((2, 13)), 20, axis=1))
     own[INPUT, 0, 150:] += 6.0
     (found,) = host_work.find_delays(self_time.build_lanes(run(own, 5.0, waits="step")), 0.8 * MS, 8 * MS)
-    assert (found.row, found.phase, found.first, found.stop) == (0, INPUT, pytest.approx(150, abs=3), 260)
+    assert (found.row, found.phase, found.first, found.stop) == (0, "input", pytest.approx(150, abs=3), 260)
 
 
 def test_a_slow_core_is_one_slowdown() -> None:
@@ -329,7 +329,7 @@ def test_a_slow_core_is_one_slowdown() -> None:
     own = work(2, 160, noise=0.05)
     own[:, 1] *= 1.25
     (found,) = host_work.find_delays(self_time.build_lanes(run(own, 5.0, waits="step")), 0.8 * MS, 8 * MS)
-    assert (found.row, found.level / MS) == (1, pytest.approx(0.25 * 39.0, rel=0.1))
+    assert (found.row, found.delay / MS) == (1, pytest.approx(0.25 * 39.0, rel=0.1))
 
 
 @pytest.mark.parametrize(("ranks", "seed"), [(2, 0), (8, 1)])
@@ -339,7 +339,7 @@ def test_what_a_slow_core_costs_is_found_although_cores_drift(ranks: int, seed: 
     own *= 1.0 + 0.15 * np.repeat(np.random.default_rng(seed).random((ranks, 25)), 20, axis=1)
     own[:, 1] *= 1.3
     (found,) = host_work.find_delays(self_time.build_lanes(run(own, 5.0, waits="step")), 0.8 * MS, 8 * MS)
-    assert (found.row, found.level / MS) == (1, pytest.approx(0.3 * 39.0, rel=0.2))
+    assert (found.row, found.delay / MS) == (1, pytest.approx(0.3 * 39.0, rel=0.2))
 
 
 @pytest.mark.parametrize("seed", range(5))
