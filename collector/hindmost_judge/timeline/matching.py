@@ -16,9 +16,7 @@ little about what each of them ran before.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from operator import itemgetter
 from typing import Any
 
@@ -415,8 +413,6 @@ def _followers(start: Floats) -> tuple[list[list[int]], Ints]:
 
 #: Sister communicators make at most this many times as many calls as each other.
 _ABOUT = 2.0
-#: Most pairs of communicators compared to find sisters of different spacing: all pairs of 90.
-MOST_PAIRS = 1 << 13
 
 
 @dataclass(eq=False)
@@ -432,15 +428,10 @@ class CommunicatorClass:
 
     def likeness(self, other: CommunicatorClass) -> float:
         """How much alike these are in what they do; 0 for such as do other things."""
-        ratio = min(self.calls, other.calls) / max(self.calls, other.calls)
-        if self.size != other.size or not self.ops & other.ops or ratio * _ABOUT < 1:
+        if self.size != other.size or not self.ops & other.ops:
             return 0.0
-        return ratio + (self.bytes == other.bytes)
-
-    def take(self, other: CommunicatorClass) -> None:
-        """Have what another one has, too."""
-        self.comms += other.comms
-        self.ranks |= other.ranks
+        ratio = min(self.calls, other.calls) / max(self.calls, other.calls)
+        return ratio + (self.bytes == other.bytes) if ratio * _ABOUT >= 1 else 0.0
 
 
 def communicator_classes(comm: Ints, op: Ints, row: Ints, size: Array, ranks: int) -> tuple[Ints, Ints]:
@@ -449,7 +440,7 @@ def communicator_classes(comm: Ints, op: Ints, row: Ints, size: Array, ranks: in
     ``comm``, ``op``, ``row`` and ``size`` [N] are whose call each is, of what, by which rank and of how many bytes.
     """
     members = _parts(comm, row, ranks)
-    found = joined_classes(_alike(members, comm, op, size), ranks)
+    found = _joined_classes(_alike(members, comm, op, size), ranks)
     comm_class = np.zeros(len(members), np.int64)
     group = np.full((ranks, len(found)), -1, np.int64)
     for number, one in enumerate(found):
@@ -472,134 +463,49 @@ def _alike(members: dict[int, list[int]], comm: Ints, op: Ints, size: Array) -> 
     ops = _parts(comm, op, int(op.max()) + 1)
     calls = np.bincount(comm)
     first = np.unique(comm, return_index=True)[1]
-    names: dict[tuple[Any, ...], int] = {}
     found: list[CommunicatorClass] = []
+    looking_so: dict[tuple[Any, ...], list[CommunicatorClass]] = {}
     for one, who in members.items():
-        looks = (len(who), tuple(m - who[0] for m in who), tuple(ops[one]))
-        number = 0
-        while (place := names.setdefault((*looks, number), len(found))) < len(found) and found[place].ranks & set(who):
-            number += 1
-        each = CommunicatorClass(
-            len(who), frozenset(ops[one]), float(calls[one]) / len(who), int(size[first[one]]), [one], set(who)
-        )
-        if place == len(found):
-            found.append(each)
-        else:
-            found[place].take(each)
+        sisters = looking_so.setdefault((tuple(m - who[0] for m in who), tuple(ops[one])), [])
+        its = next((each for each in sisters if each.ranks.isdisjoint(who)), None)
+        if its is None:
+            its = CommunicatorClass(len(who), frozenset(ops[one]), float(calls[one]) / len(who), int(size[first[one]]))
+            sisters.append(its)
+            found.append(its)
+        its.comms.append(one)
+        its.ranks.update(who)
     return found
 
 
-def joined_classes(found: list[CommunicatorClass], ranks: int) -> list[CommunicatorClass]:
+def _joined_classes(found: list[CommunicatorClass], ranks: int) -> list[CommunicatorClass]:
     """With those in one class that only together have every rank, the most alike first."""
-    parts = [one for one in found if len(one.ranks) < ranks]
-    sizes: dict[int, list[CommunicatorClass]] = {}
-    for one in parts:
-        sizes.setdefault(one.size, []).append(one)
-    taken: set[int] = set()
-    for sisters in sizes.values():
-        taken |= _united(sisters, ranks, MOST_PAIRS // len(parts))
+    left, taken = [one for one in found if len(one.ranks) < ranks], set[int]()
+    while left:
+        one = left.pop(0)
+        have, sisters = {*one.ranks}, []
+        alike = [(likeness, other) for other in left if (likeness := one.likeness(other)) > 0]
+        for _, other in sorted(alike, key=itemgetter(0), reverse=True):
+            if have.isdisjoint(other.ranks):
+                sisters.append(other)
+                have |= other.ranks
+        for other in sisters if len(have) == ranks else ():
+            one.comms += other.comms
+            taken.add(id(other))
+            left.remove(other)
     return [one for one in found if id(one) not in taken]
 
 
-def _united(parts: list[CommunicatorClass], ranks: int, tries: int) -> set[int]:
-    """The ids of those of ``parts`` that others took, to have every rank; so many begin to look for sisters."""
-    left, taken = {id(one): one for one in parts}, set()
-    for one in islice((one for one in parts if id(one) in left), tries if _have_all(parts, ranks) else 0):
-        sisters = _sisters(one, left.values(), ranks)
-        for other in sisters:
-            one.take(other)
-            taken.add(id(other))
-            del left[id(other)]
-        if sisters:
-            del left[id(one)]
-            if not _have_all(left.values(), ranks):
-                break
-    return taken
-
-
-def _have_all(parts: Iterable[CommunicatorClass], ranks: int) -> bool:
-    return len(set[int]().union(*(one.ranks for one in parts))) == ranks
-
-
-def _sisters(one: CommunicatorClass, parts: Iterable[CommunicatorClass], ranks: int) -> list[CommunicatorClass]:
-    """Those of ``parts``, the most alike first, that have the ranks which ``one`` has not; none if any is left."""
-    found, have = [], {*one.ranks}
-    alike = [(one.likeness(other), other) for other in parts]
-    for likeness, other in sorted(alike, key=itemgetter(0), reverse=True):
-        if likeness > 0 and have.isdisjoint(other.ranks):
-            found.append(other)
-            have |= other.ranks
-    return found if len(have) == ranks else []
-
-
 def call_numbers(table: Table, comm: Ints, op: Ints, comm_class: Ints) -> Ints:
-    """[N] the number by which calls of a class's communicators belong together: their own sequence number.
-
-    Where communicators of a class make different numbers of calls in a step, it is the call's ordinal of its kind in
-    its step.
+    """[N] the number by which calls of a class's communicators belong together: their place among those of their kind
+    in their step, for these may make different numbers of others. Their sequence number, where steps are unknown.
     """
     seq: Ints = table["seq"].astype(np.int64)
     step = table.get("step")
-    if step is None or (step < 0).any() or not _differ(step, comm, op, comm_class, seq):
+    if step is None or (step < 0).any() or comm_class.max() == comm.max():  # each communicator is a class of its own
         return seq
     kind = comm.astype(np.int64) * (int(op.max()) + 1) + op
-    order = np.lexsort((seq, step, kind))
-    apart = np.diff(kind[order], prepend=-1) != 0
-    fresh = apart | (np.diff(step[order], prepend=-1) != 0)
-    number = np.cumsum(np.diff(seq[order], prepend=-1) != 0)
-    within = number - np.maximum.accumulate(np.where(fresh, number, 0))
-    found = np.empty_like(seq)
-    found[order] = step[order].astype(np.int64) * (int(within.max()) + 1) + within
-    return found
-
-
-def _differ(step: Ints, comm: Ints, op: Ints, comm_class: Ints, seq: Ints) -> bool:
-    """Whether communicators of one class number different operations.
-
-    A recording may begin and end in the midst of a step, later for this communicator than for that: what differs there
-    only, is numbered alike.
-    """
-    odd = np.isin(comm_class, _unlike(comm, op, comm_class, seq))
-    if not odd.any():
-        return False
-    step, comm, op, comm_class, seq = (each[odd] for each in (step, comm, op, comm_class, seq))
-    whole = _whole_steps(step, comm, comm_class)
-    if len(np.unique(comm_class[whole])) < len(np.unique(comm_class)):
-        return True
-    step, comm, op, comm_class, seq = (each[whole] for each in (step, comm, op, comm_class, seq))
-    return bool(len(_unlike(comm, op, comm_class)) or _begin_apart(step, comm, comm_class, seq))
-
-
-def _unlike(comm: Ints, op: Ints, comm_class: Ints, seq: Ints | None = None) -> list[int]:
-    """Classes of which communicators have different operations or, by ``seq``, numbers of calls."""
-    kind = np.zeros(int(comm.max()) + 1, np.int64)
-    kind[comm] = comm_class
-    calls = np.zeros(0, np.int64) if seq is None else distinct_integers((comm.astype(np.int64) << 36) + seq) >> 36
-    count = np.bincount(calls, minlength=len(kind))
-    looks: dict[int, set[tuple[Any, ...]]] = {}
-    for one, ops in _parts(comm, op, int(op.max()) + 1).items():
-        looks.setdefault(int(kind[one]), set()).add((int(count[one]), tuple(ops)))
-    return [one for one, different in looks.items() if len(different) > 1]
-
-
-def _whole_steps(step: Ints, comm: Ints, comm_class: Ints) -> Array:
-    """[N] whether a step began after the first and ended before the last of every communicator of its class."""
-    names, index = np.unique(comm, return_index=True)
-    place = np.searchsorted(names, comm)
-    first, last = np.full(len(names), step.max()), np.full(len(names), step.min())
-    np.minimum.at(first, place, step)
-    np.maximum.at(last, place, step)
-    begin, end = np.full(int(comm_class.max()) + 1, step.min()), np.full(int(comm_class.max()) + 1, step.max())
-    np.maximum.at(begin, comm_class[index], first)
-    np.minimum.at(end, comm_class[index], last)
-    return np.asarray((step > begin[comm_class]) & (step < end[comm_class]))
-
-
-def _begin_apart(step: Ints, comm: Ints, comm_class: Ints, seq: Ints) -> bool:
-    """Whether communicators of one class begin a step with different numbers."""
-    order = np.lexsort((seq, comm, step, comm_class))
-    step, comm, comm_class, seq = (each[order] for each in (step, comm, comm_class, seq))
-    same = (np.diff(step) == 0) & (np.diff(comm_class) == 0)
-    begins = np.flatnonzero(np.concatenate(([True], ~same | (np.diff(comm) != 0))))
-    together = (np.diff(step[begins]) == 0) & (np.diff(comm_class[begins]) == 0)
-    return bool((together & (np.diff(seq[begins]) != 0)).any())
+    calls, call = np.unique((kind << 36) + seq, return_inverse=True)
+    in_step = np.full(len(calls), step.max(), np.int64)
+    np.minimum.at(in_step, call, step)  # hosts may be at different steps
+    place = encoding.ordinals((calls >> 36) * (int(step.max()) + 1) + in_step)
+    return np.asarray((in_step * (int(place.max()) + 1) + place)[call])

@@ -77,91 +77,33 @@ def test_groups_that_leave_ranks_out_stay_apart() -> None:
     assert len(classes([((0, 1), REDUCE, 8, 1), ((2, 4), REDUCE, 8, 1), ((0, 1, 2, 3, 4), REDUCE, 8, 1)])) == 3
 
 
-def test_calls_belong_together_by_their_place_in_the_step_where_one_group_has_more() -> None:
-    """The third all-reduce of one group's second step is that of the other's."""
-    one = calls([((0, 1), REDUCE, 1000, 8), ((0, 1), GATHER, 10, 1), ((2, 3), REDUCE, 1000, 8)])
-    rows = table("collectives", rank=one["row"], comm=one["comm"], seq=one["seq"], step=one["step"])
-    found = matching.call_numbers(rows, one["comm"], one["op"], np.zeros_like(one["comm"]))
-    reduced = one["op"] == REDUCE
-    each = [found[reduced & (one["row"] == rank)].tolist() for rank in range(4)]
-    assert each == [each[0]] * 4
-    assert len(set(each[0])) == 80
+LOGS: Calls = [((0, 1), REDUCE, 1000, 8), ((0, 1), GATHER, 10, 1), ((2, 3), REDUCE, 1000, 8)]
 
 
-def test_calls_of_groups_alike_keep_their_sequence_numbers() -> None:
-    """A rank whose recording begins in a step has them, too."""
-    one = calls(TENSOR)
-    rows = table("collectives", rank=one["row"], comm=one["comm"], seq=one["seq"], step=one["step"])
-    found = matching.call_numbers(rows, one["comm"], one["op"], np.zeros_like(one["comm"]))
-    assert found.tolist() == one["seq"].tolist()
-
-
-@pytest.mark.parametrize("cut", [slice(6, None), slice(None, -6)])
-def test_calls_of_a_recording_that_is_cut_in_a_step_keep_their_sequence_numbers(cut: slice) -> None:
-    """One of the communicators lacks the calls of the first step's beginning, or of the last one's end."""
-    one = calls(TENSOR)
-    cut_off = np.setdiff1d(np.flatnonzero(one["comm"] == 0), np.flatnonzero(one["comm"] == 0)[cut])
-    kept = {name: np.delete(values, cut_off) for name, values in one.items()}
+@pytest.mark.parametrize(
+    ("groups", "lacks", "seq"),
+    [(LOGS, slice(0), 0), (TENSOR, slice(6), 0), (TENSOR, slice(-6, None), 0), (TENSOR, slice(0), 1)],
+    ids=["one logs", "begins later", "ends sooner", "had a call before"],
+)
+def test_calls_belong_together_by_their_place_in_the_step(groups: Calls, lacks: slice, seq: int) -> None:
+    """The third all-reduce of one group's second step is that of the other's, whatever the first ``lacks`` or adds."""
+    one = calls(groups)
+    one["seq"] += seq * (one["comm"] == 0)
+    kept = {name: np.delete(values, np.flatnonzero(one["comm"] == 0)[lacks]) for name, values in one.items()}
     rows = table("collectives", rank=kept["row"], comm=kept["comm"], seq=kept["seq"], step=kept["step"])
     found = matching.call_numbers(rows, kept["comm"], kept["op"], np.zeros_like(kept["comm"]))
-    assert found.tolist() == kept["seq"].tolist()
-
-
-def test_calls_belong_together_by_their_place_in_the_step_where_one_group_began_with_more() -> None:
-    """A call before the first step, and all others of that communicator are numbered one higher."""
-    one = calls(TENSOR)
-    begin = {"comm": 0, "op": REDUCE, "row": 0, "bytes": 1000, "seq": 0, "step": 0}
-    seq = one["seq"] + (one["comm"] == 0)
-    kept = {name: np.append(seq if name == "seq" else one[name], value) for name, value in begin.items()}
-    rows = table("collectives", rank=kept["row"], comm=kept["comm"], seq=kept["seq"], step=kept["step"])
-    found = matching.call_numbers(rows, kept["comm"], kept["op"], np.zeros_like(kept["comm"]))
-    after = kept["step"] > 0
-    each = [found[after & (kept["row"] == rank)].tolist() for rank in range(4)]
+    whole = (kept["op"] == REDUCE) & (kept["step"] > 0) & (kept["step"] < 9)
+    each = [found[whole & (kept["row"] == rank)].tolist() for rank in range(4)]
     assert each == [each[0]] * 4
+    assert len(set(each[0])) == 64
 
 
-def scattered(groups: int) -> Calls:
-    """Groups of eight ranks each, of unlike spacing."""
-    ranks = np.random.default_rng(1).permutation(groups * 8).reshape(groups, 8)
-    return [(tuple(sorted(members)), REDUCE, 1000, 1) for members in ranks.tolist()]
-
-
-@pytest.fixture
-def compared(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """One entry for each pair of communicators that is compared."""
-    pairs: list[int] = []
-    likeness = matching.CommunicatorClass.likeness
-
-    def counted(one: matching.CommunicatorClass, other: matching.CommunicatorClass) -> float:
-        pairs.append(1)
-        return likeness(one, other)
-
-    monkeypatch.setattr(matching.CommunicatorClass, "likeness", counted)
-    return pairs
-
-
-def test_groups_that_leave_a_rank_out_are_not_compared(compared: list[int]) -> None:
-    """However many they are: nothing that has every rank can come of them."""
-    alone: Calls = [((512,), REDUCE, 8, 1)]
-    assert len(classes([*scattered(64), *alone])) == 65
-    assert not compared
-
-
-def test_many_groups_of_unlike_spacing_are_one_class(compared: list[int]) -> None:
-    """Each is compared once with the first."""
-    assert len(classes(scattered(256))) == 1
-    assert len(compared) == 256
-
-
-def test_looking_for_sisters_ends(compared: list[int]) -> None:
-    """Groups in a ring, each of which shares a rank with the next, have every rank, and no class of them has."""
-    ring: Calls = [(tuple(sorted((7 * one + part) % 2100 for part in range(8))), REDUCE, 8, 1) for one in range(300)]
-    found = [
-        matching.CommunicatorClass(8, frozenset({REDUCE}), 1.0, 8, [number], set(members))
-        for number, (members, *_) in enumerate(ring)
-    ]
-    assert matching.joined_classes(found, 2100) == found
-    assert 0 < len(compared) <= matching.MOST_PAIRS
+def test_many_groups_of_unlike_spacing_are_one_class() -> None:
+    """Groups of eight ranks each; without one of the ranks each may be anything."""
+    ranks = np.random.default_rng(1).permutation(128 * 8).reshape(128, 8)
+    scattered: Calls = [(tuple(sorted(members)), REDUCE, 1000, 1) for members in ranks.tolist()]
+    assert len(classes(scattered)) == 1
+    assert len(classes([*scattered, ((1024,), REDUCE, 8, 1)])) == 129
 
 
 def test_every_rank_runs_its_collectives_in_its_order() -> None:
