@@ -145,7 +145,7 @@ def _after_computing(tokens: Ints, gap: Floats, length: int) -> int:
     longest = np.argsort(computed)[-max(count // _LAYERS, 1) :]
     place = first + int(np.bincount(longest % length).argmax())
     begins = _matches(tokens, tokens[place : place + length], np.ones(len(tokens), bool))
-    return calls_a_step(np.array([np.nansum(gap[begin : begin + length]) for begin in begins]), _LAYERS)
+    return calls_a_step(np.array([np.nansum(gap[begin : begin + length]) for begin in begins]))
 
 
 def _longest_gap(tokens: Ints, gap: Floats, length: int) -> float:
@@ -277,7 +277,7 @@ def warmup(durations: Floats) -> int:
     return calm[0] if calm else most
 
 
-#: Up to so many collectives a step, each number of them is tried; of more, the distance between most long gaps.
+#: Most repetitions that make a step where it takes each number of them to see.
 _MOST_IN_A_ROW = 16
 #: Least ratio of computing before the first of them to computing before all the others together.
 _BEYOND = 2.0
@@ -287,16 +287,26 @@ _REGULAR = 0.9
 _LEAST_STEPS = 6
 
 
-def calls_a_step(self_time: Floats, most: int = _MOST_IN_A_ROW) -> int:
-    """How many alike collectives make a step, by the ``self_time`` before each [K]; up to ``most``, each is tried."""
-    for length in sorted({*range(2, most + 1), _apart(self_time)} - {0, 1}):
-        first = _first_of(self_time, length)
-        apart = np.diff(first[first >= len(self_time) // 4])  # starting up has a pattern of its own
-        regular = len(apart) >= _LEAST_STEPS and np.mean(apart == length) >= _REGULAR
-        rest = len(self_time) - len(self_time) // 4
-        if regular and (len(apart) + 1) * length >= _REGULAR * rest:  # all of the time
-            return int(length)
-    return 1
+def calls_a_step(self_time: Floats) -> int:
+    """How many alike collectives make a step, by the ``self_time`` before each [K].
+
+    As many as most of those are apart that the computing is before: more than before all others that can be of a step
+    with them.
+    """
+    computed = self_time[len(self_time) // 4 :]  # starting up has a pattern of its own
+    order, place = np.argsort(-computed, kind="stable"), np.arange(len(computed))
+    if len(order) < _LEAST_STEPS:
+        return 1
+    share = np.cumsum(np.minimum(computed[order], computed[order[_LEAST_STEPS - 1]]))  # a single stall is a long gap
+    longest = np.sort(order[: int(np.searchsorted(share, share[-1] * _BEYOND / (1 + _BEYOND))) + 1])
+    length = int(np.bincount(np.diff(longest), minlength=1).argmax())
+    total = np.append(0.0, np.cumsum(computed))
+    after = total[np.minimum(place + length, len(place))] - total[place + 1]
+    before = total[place] - total[np.maximum(place - length + 1, 0)]
+    begins = (place + length <= len(place)) & (computed > 0) & (computed >= _BEYOND * np.maximum(after, before))
+    apart = np.diff(np.flatnonzero(begins))
+    regular = len(apart) >= _LEAST_STEPS and np.mean(apart == length) >= _REGULAR
+    return length if regular and (len(apart) + 1) * length >= _REGULAR * len(place) else 1  # all of the time
 
 
 #: Repetitions are parts of a step if what is computed before each differs by less than this share, once each is set
@@ -305,7 +315,7 @@ def calls_a_step(self_time: Floats, most: int = _MOST_IN_A_ROW) -> int:
 _AT_ITS_PLACE, _WITHOUT_STALLS, _UNLIKE = 0.5, 95, 0.2
 
 
-def cycle(computed: Floats, most: int = _MOST_IN_A_ROW) -> tuple[int, int]:
+def cycle(computed: Floats) -> tuple[int, int]:
     """How many repetitions make a step, by what is ``computed`` before each [S], and which is the first of one.
 
     Where all places but one are alike, that one has a save or a check in addition, unless it has most of the computing.
@@ -316,7 +326,7 @@ def cycle(computed: Floats, most: int = _MOST_IN_A_ROW) -> tuple[int, int]:
         return float(np.minimum(apart, np.percentile(apart, _WITHOUT_STALLS)).mean())
 
     typical = float(median(computed)) if len(computed) else 0.0
-    for times in range(2, min(most, len(computed) // _LEAST_STEPS) + 1):
+    for times in range(2, min(_MOST_IN_A_ROW, len(computed) // _LEAST_STEPS) + 1):
         whole = len(computed) // times * times
         place = median(computed[:whole].reshape(-1, times), axis=0)
         alike, rest = scatter(np.full(whole, typical)), np.sort(place)[:-1]
@@ -324,28 +334,6 @@ def cycle(computed: Floats, most: int = _MOST_IN_A_ROW) -> tuple[int, int]:
         if alike > _UNLIKE * typical and scatter(np.tile(place, whole // times)) < _AT_ITS_PLACE * alike and not added:
             return times, int(np.argmax(place))
     return 1, 0
-
-
-def _apart(self_time: Floats) -> int:
-    """How many collectives most of those are apart that the computing is before; 0: too few. Single stalls count as
-    long gaps."""
-    computed = self_time[len(self_time) // 4 :]
-    order: Ints = np.argsort(-computed, kind="stable")
-    if len(order) < _LEAST_STEPS:
-        return 0
-    share = np.cumsum(np.minimum(computed[order], computed[order[_LEAST_STEPS - 1]]))
-    first = order[: int(np.searchsorted(share, share[-1] * _BEYOND / (1 + _BEYOND))) + 1]
-    return int(np.bincount(np.diff(np.sort(first)), minlength=1).argmax())
-
-
-def _first_of(self_time: Floats, length: int) -> Ints:
-    """Those before which more is computed than before all others together that can be of one step with them."""
-    total = np.concatenate([[0.0], np.cumsum(self_time)])
-    place = np.arange(len(self_time))
-    after = total[np.minimum(place + length, len(self_time))] - total[place + 1]
-    before = total[place] - total[np.maximum(place - length + 1, 0)]
-    whole = place + length <= len(self_time)
-    return np.flatnonzero(whole & (self_time > 0) & (self_time >= _BEYOND * np.maximum(after, before)))
 
 
 #: Share of the marked steps that must make the same collectives for these to define a step.
