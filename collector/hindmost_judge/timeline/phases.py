@@ -15,7 +15,7 @@ from dataclasses import replace
 import numpy as np
 
 from hindmost_judge.encoding import chosen, codes, grouped, is_constant
-from hindmost_judge.model import AMOUNTS, OTHER, PHASES, UNMEASURED, Run, Table, has_launches, rows
+from hindmost_judge.model import AMOUNTS, GPU_TIME, OTHER, PHASES, UNMEASURED, Run, Table, has_launches, rows
 from hindmost_judge.stats.robust import median, or_zero
 from hindmost_judge.types import Array, Floats, Ints
 
@@ -265,15 +265,18 @@ _MISSED = 0.25
 
 
 def with_steps_of_launches(run: Run) -> Run:
-    """Operations of a GPU are of the step in which their host launched them, where it marked that: hosts run ahead."""
+    """Operations are of the step in which their host launched or entered them, where it marked that: hosts run ahead of
+    their GPUs."""
     table, marks = run.collectives, run.steps
-    if not rows(marks) or not has_launches(table):
+    if not rows(marks) or not rows(table):
         return run
-    launched = np.flatnonzero(table["enqueue_ns"] >= 0)
-    launched = launched[np.argsort(table["enqueue_ns"][launched], kind="stable")]
+    began = np.where((table["flags"] & GPU_TIME) == 0, table["start_ns"], UNMEASURED)
+    began = np.where(table["enqueue_ns"] >= 0, table["enqueue_ns"], began) if has_launches(table) else began
+    launched = np.flatnonzero(began >= 0)
+    launched = launched[np.argsort(began[launched], kind="stable")]
     step = table["step"].copy()
     for mine in (launched[one] for one in grouped(table["rank"][launched])):
-        found = _launched_in(marks, int(table["rank"][mine[0]]), table["enqueue_ns"][mine])
+        found = _launched_in(marks, int(table["rank"][mine[0]]), began[mine])
         if found is None:
             return run
         step[mine] = np.where(step[mine] < 0, found, step[mine])
@@ -285,30 +288,16 @@ def _launched_in(marks: Table, rank: int, times: Array) -> Ints | None:
 
     A mark may end early, as one of the forward does: until the next mark as many launches as usual are of it.
     """
-    marked, place, inside = _marks_at(marks, rank, times)
+    known = (marks["start_ns"] >= 0) & (marks["duration_ns"] != UNMEASURED)
+    marked = np.flatnonzero((marks["rank"] == rank) & known)
     if len(marked) == 0:
-        return place
+        return np.full(len(times), UNMEASURED)
+    marked = marked[np.argsort(marks["start_ns"][marked], kind="stable")]
+    start = marks["start_ns"][marked]
+    place = np.searchsorted(start, times, side="right") - 1
+    inside = (place >= 0) & (times < start[place] + marks["duration_ns"][marked][place])
     trains = (place >= 0) & (marks["kind"][marked] != "eval")[place]
     usual = np.median(np.unique(place[trains], return_counts=True)[1]) if trains.any() else 0
     inside = trains & (inside | (np.arange(len(times)) - np.searchsorted(place, place) < usual))
     missed = (place < 0) | (trains & ~inside & (place == len(marked) - 1))
     return None if np.mean(missed) > _MISSED else np.where(inside, marks["step"][marked][place], UNMEASURED)
-
-
-def step_at(table: Table, rank: int, times: Array) -> Ints:
-    """[N] the marked step in which a rank was at each of these times, ns; -1 for none."""
-    marked, place, inside = _marks_at(table, rank, times)
-    return np.where(inside, table["step"][marked][place], -1).astype(np.int64) if len(marked) else place
-
-
-def _marks_at(table: Table, rank: int, times: Array) -> tuple[Ints, Ints, Array]:
-    """Rows of a rank's marks by time; the place there [N] of the last that began by each time, ns, -1 for none; and
-    whether it had not ended."""
-    known = (table["start_ns"] >= 0) & (table["duration_ns"] != UNMEASURED)
-    mine = np.flatnonzero((table["rank"] == rank) & known)
-    if len(mine) == 0:
-        return mine, np.full(len(times), -1, np.int64), np.zeros(len(times), bool)
-    mine = mine[np.argsort(table["start_ns"][mine], kind="stable")]
-    start = table["start_ns"][mine]
-    place = np.searchsorted(start, times, side="right") - 1
-    return mine, place, (place >= 0) & (times < start[place] + table["duration_ns"][mine][place])

@@ -1,8 +1,7 @@
 """Which steps a job makes, which step each collective is of, and when each step began and ended.
 
-A job that marks no steps makes a pattern of collectives that repeats, and one repetition is a step. Evaluation and
-logging break a pattern: then each rank's marks say which calls are in which of its own steps, if calls are timed on the
-host. The same collective several times in a row is one step by the computing before the first of them.
+Collectives of which no host's mark says the step make a pattern that repeats, and one repetition is a step. The same
+collective several times in a row is one step by the computing before the first of them.
 
 Numbers of unmarked steps go on from one window of a running job to the next, so that an onset keeps its number. A
 profiler slows the steps that it records, begins or writes in: others are judged where there are some.
@@ -10,7 +9,6 @@ profiler slows the steps that it records, begins or writes in: others are judged
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -21,7 +19,6 @@ from hindmost_judge.encoding import grouped
 from hindmost_judge.model import PROFILED, Counted, Run, Table, rows
 from hindmost_judge.settings import Settings
 from hindmost_judge.stats.robust import median, or_zero
-from hindmost_judge.timeline import phases
 from hindmost_judge.timeline.matching import Grid
 from hindmost_judge.types import Array, Floats, Ints
 
@@ -336,8 +333,6 @@ def cycle(computed: Floats) -> tuple[int, int]:
     return 1, 0
 
 
-#: Share of the marked steps that must make the same collectives for these to define a step.
-_AS_MARKED = 0.8
 #: A job with fewer marked steps has just begun: a pattern that repeats more often than these lies within a step.
 _JUST_BEGUN = 10
 
@@ -353,12 +348,7 @@ def steps_of_collectives(grid: Grid, self_time: Floats, table: Table, before: Co
     if not marked:
         return numbered_as_before(found, grid, before)
     count = len(np.unique(found[found >= 0]))
-    if marked < _JUST_BEGUN and count > 2 * (marked + 1):
-        return np.full_like(found, -1)
-    if count >= max(_AS_MARKED * marked, 1):
-        return found
-    called = _called_in(grid, table)  # what repeats is more than a step: an evaluation every so many of them
-    return called if (called >= 0).any() else found
+    return np.full_like(found, -1) if marked < _JUST_BEGUN and count > 2 * (marked + 1) else found
 
 
 def _marks(grid: Grid, table: Table) -> Marks | None:
@@ -373,25 +363,6 @@ def _marks(grid: Grid, table: Table) -> Marks | None:
     known = np.isfinite(start)
     start, all_started = (np.maximum.accumulate(one[known]) for one in (start, all_started))
     return Marks(number[known], start, median(grid.start, axis=0), all_started, np.fmax.reduce(grid.start, axis=0))
-
-
-def _called_in(grid: Grid, table: Table) -> Ints:
-    """[K] the marked step in which all ranks called; -1 for none, and for a step that makes others than usual."""
-    nowhere = np.full(grid.columns, -1, np.int64)
-    if grid.gpu_time or not rows(table):
-        return nowhere
-    called = np.nan_to_num(grid.start, nan=-np.inf)
-    found = np.stack([phases.step_at(table, rank, one) for rank, one in zip(grid.ranks.tolist(), called, strict=True)])
-    seen = ~np.isnan(grid.start)
-    number = np.where(seen, found, -1).max(axis=0)
-    number[(seen & (found != number)).any(axis=0)] = -1
-    each = {int(step): tuple(grid.token[number == step].tolist()) for step in np.unique(number[number >= 0])}
-    if not each:
-        return nowhere
-    usual, times = Counter(each.values()).most_common(1)[0]
-    if times < _AS_MARKED * len(np.unique(table["step"])):
-        return nowhere
-    return np.where(np.isin(number, [step for step in each if each[step] == usual]), number, -1)
 
 
 #: The newest steps may be incomplete: the step that anchors the count has this many after it.
