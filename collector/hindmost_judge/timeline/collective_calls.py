@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from functools import cached_property
 
 import numpy as np
 
@@ -199,13 +198,17 @@ def awaited_broadcasts(calls: Table, code: Ints, rooted: Array, meets: Array) ->
     often = np.flatnonzero(np.bincount(code[indices], minlength=len(rooted)) >= 2 * _ENOUGH)
     if not len(often):
         return found
-    least, meetings = _least(calls), _Meetings(calls, meets)
+    least, met = _least(calls), np.flatnonzero(meets)
+    ends = calls["start_ns"] + calls["duration_ns"]
+    left = {
+        int(calls["rank"][mine[0]]): np.sort(ends[mine]) for mine in (met[one] for one in grouped(calls["rank"][met]))
+    }
     for operation in often.tolist():
         mine = indices[code[indices] == operation]
         most = heapq.nlargest(_LOOKED_AT, _left_first(calls, mine), key=lambda one: float(one[2].sum()))
         found[mine] = any(
             longer.sum() >= least
-            and _root_late_by(calls, first, second, longer, meetings) >= max(least, _MOSTLY * longer.sum())
+            and _root_late_by(calls, first, second, longer, met, left) >= max(least, _MOSTLY * longer.sum())
             for first, second, longer in most
         )
     return found
@@ -241,51 +244,25 @@ def _left_first(calls: Table, mine: Ints) -> list[tuple[Ints, Ints, Floats]]:
     return [(mine[least], mine[after], took[after] - took[least]) for least, after in rows]
 
 
-def _root_late_by(calls: Table, first: Ints, second: Ints, longer: Floats, meetings: _Meetings) -> float:
+def _root_late_by(calls: Table, first: Ints, second: Ints, longer: Floats, met: Ints, left: dict[int, Ints]) -> float:
     """Ns by which the ``first`` [N] to leave came later than the ``second`` [N], of these being inside ``longer`` [N].
 
-    Measured since all last met. A root that comes in time may leave at once, since its data is received on the way; it
-    is then early for the next meeting. Where start times are unknown, a root that waits there as much longer was not
-    late.
+    Measured since all last ``met`` (rows), which ranks ``left`` then. A root that comes in time may leave at once,
+    since its data is received on the way; it is then early for the next meeting. Where start times are unknown, a root
+    that waits there as much longer was not late.
     """
     if (calls["start_ns"][first] < 0).any() or (calls["start_ns"][second] < 0).any():
-        least, after = (int(calls["rank"][rows[0]]) for rows in (first, second))
-        return float(longer.sum()) - max(float(meetings.inside(least) - meetings.inside(after)), 0.0)
-    later = or_zero(meetings.since(first) - meetings.since(second))
+        inside = np.bincount(calls["rank"][met], calls["duration_ns"][met], minlength=int(calls["rank"].max()) + 1)
+        return float(longer.sum()) - max(float(np.subtract(*inside[calls["rank"][[first[0], second[0]]]])), 0.0)
+    later = or_zero(_since_met(calls, first, left) - _since_met(calls, second, left))
     return float(np.clip(later, -longer, longer).sum())
 
 
-class _Meetings:
-    """Calls that end only when all have come, by rank; computed once, at first use."""
-
-    def __init__(self, calls: Table, meets: Array) -> None:
-        self._calls, self._meets = calls, meets
-
-    @cached_property
-    def _of_rank(self) -> dict[int, Ints]:
-        """The rows of each rank's meetings."""
-        rows = np.flatnonzero(self._meets)
-        rows = rows[np.argsort(self._calls["rank"][rows], kind="stable")]
-        ranks, begins = np.unique(self._calls["rank"][rows], return_index=True)
-        return dict(zip(ranks.tolist(), np.split(rows, begins)[1:], strict=True))
-
-    @cached_property
-    def _ends(self) -> dict[int, Ints]:
-        """When each rank's meetings ended, in order."""
-        start, took = self._calls["start_ns"], self._calls["duration_ns"]
-        return {rank: np.sort(start[rows] + took[rows]) for rank, rows in self._of_rank.items()}
-
-    def inside(self, rank: int) -> int:
-        """Ns that a rank was inside of them in all."""
-        return int(self._calls["duration_ns"][self._of_rank.get(rank, _NONE)].sum())
-
-    def since(self, calls: Ints) -> Floats:
-        """[N] ns from when all last met to these calls, on each rank's own clock; NaN before the first time."""
-        start, found = self._calls["start_ns"][calls], np.full(len(calls), np.nan)
-        ranks = self._calls["rank"][calls]
-        for rank in np.unique(ranks).tolist():
-            mine, ends = np.flatnonzero(ranks == rank), self._ends.get(rank, _NONE)
-            last = np.searchsorted(ends, start[mine], side="right") - 1
-            mine, last = mine[last >= 0], last[last >= 0]
-            found[mine] = start[mine] - ends[last]
-        return found
+def _since_met(calls: Table, rows: Ints, left: dict[int, Ints]) -> Floats:
+    """[N] ns from when each rank last ``left`` a meeting to these calls, on its own clock; NaN before the first one."""
+    start, found = calls["start_ns"][rows], np.full(len(rows), np.nan)
+    for mine in grouped(calls["rank"][rows]):
+        ends = left.get(int(calls["rank"][rows[mine[0]]]), _NONE)
+        last = np.searchsorted(ends, start[mine], side="right") - 1
+        found[mine[last >= 0]] = (start[mine] - ends[last])[last >= 0] if len(ends) else np.nan
+    return found
