@@ -18,7 +18,7 @@ from hindmost_judge.timeline.collective_calls import SAMPLED_FROM_NS
 from hindmost_judge.timeline.exchanges import Exchanges, with_exchanges_joined
 from hindmost_judge.timeline.matching import Grid
 from hindmost_judge.timeline.messages import messages_a_step, schedule_of, with_gathers_joined
-from hindmost_judge.timeline.overlap import delay_by_round, is_overlapped, net_of_prefetch
+from hindmost_judge.timeline.overlap import delay_by_round, is_overlapped, net_of_prefetch, overlapping_columns
 from hindmost_judge.types import Array, Floats, Ints
 
 
@@ -151,7 +151,7 @@ def _from_collectives(run: Run, joined: Grid, table: Table) -> Blocks | None:
     entered_ns = float(entered) if not joined.gpu_time else float("-inf")
     cut = starts[first]
     position = np.arange(joined.columns) - np.repeat(starts, np.diff(np.append(starts, joined.columns)))
-    overlapping = matching.overlapping_columns(joined, position)[cut:]
+    overlapping = overlapping_columns(joined, position)[cut:]
     self_time = (
         matching.self_time(joined, np.append(np.zeros(cut, bool), overlapping))[:, cut:]
         if overlapping.any()

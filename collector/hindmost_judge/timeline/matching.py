@@ -317,46 +317,6 @@ def _queued(grid: Grid, overlapping: Array) -> Array:
     return queued
 
 
-#: A longer collective overlaps with computing if it shortens the gap after it by this share of itself; computing waits
-#: for one that does so by less than half of that.
-TRADED = 0.5
-
-
-def overlapping_columns(grid: Grid, position: Ints) -> Array:
-    """[K] whether a column's class overlaps with computing: for example, gradients reduced while tensor groups go on.
-
-    Waiting in a blocking collective says nothing about the gap after it; overlapped waiting shortens that gap by as
-    much. The deviations from a rank's usual values at the same ``position`` [K] of the step are compared. At some place
-    computing waits for such a class, too: an optimizer needs all gradients.
-    """
-    overlapping = np.zeros(grid.columns, bool)
-    if not grid.gpu_time or grid.group.shape[1] < 2 or grid.columns < 2:
-        return overlapping
-    within = np.append(np.diff(position) > 0, False)  # computing does wait for a step's last
-    gap = np.zeros_like(grid.start)
-    gap[:, :-1] = grid.start[:, 1:] - (grid.start + grid.duration)[:, :-1]
-    for comm_class in range(grid.group.shape[1]):
-        places = [
-            np.flatnonzero((position == at) & (grid.comm_class == comm_class) & within) for at in np.unique(position)
-        ]
-        places = [at for at in places if len(at)]
-        waited, followed = (
-            [block[:, at] - median(block[:, at], axis=1)[:, None] for at in places] for block in (grid.duration, gap)
-        )
-        if places and traded(np.concatenate(waited, axis=1), np.concatenate(followed, axis=1)) > TRADED:
-            for at, longer, then in zip(places, waited, followed, strict=True):
-                seldom = 2 * len(at) < np.count_nonzero(position == 0)
-                overlapping[at] = seldom or not traded(longer, then) < TRADED / 2
-    return np.zeros(grid.columns, bool) if overlapping.all() else overlapping
-
-
-def traded(waited: Floats, followed: Floats) -> float:
-    """The share of what was waited by which gaps shrink; NaN if nothing varies. One stall decides nothing: clipped."""
-    limit = 3 * float(median(np.abs(waited)))
-    x, y = or_zero(np.clip(waited, -limit, limit)), or_zero(np.clip(followed, -limit, limit))
-    return float(-np.sum(x * y) / np.sum(x * x)) if x.any() else float("nan")
-
-
 def shortest(grid: Grid) -> Floats:
     """[R, K] the shortest duration among the members of the rank's own group in that column: about the transfer."""
     if grid.group.shape == (len(grid.ranks), 1) and len(np.unique(grid.group)) == 1:

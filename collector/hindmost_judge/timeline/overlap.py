@@ -13,8 +13,63 @@ from __future__ import annotations
 import numpy as np
 
 from hindmost_judge.stats.robust import FEW_RANKS, MAD_TO_SIGMA, median, or_zero, peers_median, quantile, spread
-from hindmost_judge.timeline.matching import QUEUED_NS, Grid, traded
+from hindmost_judge.timeline.matching import QUEUED_NS, Grid
 from hindmost_judge.types import Array, Floats, Ints
+
+#: A longer collective overlaps with computing if it shortens the gap after it by this share of itself; computing waits
+#: for one that does so by less than half of that: 0.27 to 0.97 in 17 recordings of FSDP on H200s. Where collectives
+#: block it is 0.08 at most, and 0.22 where sequences are gathered for a layer.
+TRADED = 0.5
+#: A single wait is capped at this many typical ones, so that a stall decides nothing.
+_AT_MOST = 3.0
+
+
+def traded(waited: Floats, gap: Floats, position: Ints, more: Floats | None = None) -> float:
+    """The share of what was ``waited`` [R, N] by which the ``gap`` [R, N] after it shrinks; NaN if nothing varies.
+
+    Waiting in a blocking collective says nothing about the gap after it; overlapped waiting shortens that gap by as
+    much. Each is set against what the rank usually has at the same ``position`` [N] of the step. A rank with ``more``
+    [R, N] work waits less and computes longer, either way: that is taken out.
+    """
+    x, y = np.full((2, *waited.shape), np.nan)
+    for place in np.unique(position):
+        at = position == place
+        x[:, at], y[:, at] = _beyond_median(waited[:, at]), _beyond_median(gap[:, at])
+        if more is not None:
+            beyond = _beyond_median(more[:, at])
+            x[:, at], y[:, at] = _without(x[:, at], beyond), _without(y[:, at], beyond)
+    limit = _AT_MOST * float(median(np.abs(x))) if x.size else 0.0
+    x, y = or_zero(np.clip(x, -limit, limit)), or_zero(np.clip(y, -limit, limit))
+    return float(-np.sum(x * y) / np.sum(x * x)) if x.any() else float("nan")
+
+
+def _beyond_median(values: Floats) -> Floats:
+    return np.asarray(values - median(values, axis=1)[:, None])
+
+
+def overlapping_columns(grid: Grid, position: Ints) -> Array:
+    """[K] whether a column's class overlaps with computing: for example, gradients reduced while tensor groups go on.
+
+    ``position`` [K] is each column's place in its step. At some place computing waits for such a class, too: an
+    optimizer needs all gradients.
+    """
+    overlapping = np.zeros(grid.columns, bool)
+    if not grid.gpu_time or grid.group.shape[1] < 2 or grid.columns < 2:
+        return overlapping
+    within = np.append(np.diff(position) > 0, False)  # computing does wait for a step's last
+    gap = np.zeros_like(grid.start)
+    gap[:, :-1] = grid.start[:, 1:] - (grid.start + grid.duration)[:, :-1]
+
+    def among(columns: Array) -> float:
+        return traded(grid.duration[:, columns], gap[:, columns], position[columns])
+
+    for comm_class in range(grid.group.shape[1]):
+        columns = within & (grid.comm_class == comm_class)
+        for place in np.unique(position[columns]) if among(columns) > TRADED else ():
+            at = columns & (position == place)
+            seldom = 2 * np.count_nonzero(at) < np.count_nonzero(position == 0)
+            overlapping[at] = seldom or not among(at) < TRADED / 2
+    return np.zeros(grid.columns, bool) if overlapping.all() else overlapping
 
 
 def is_overlapped(joined: Grid, self_time: Floats, step_of: Ints, starts: Ints, work: Floats | None) -> bool:
@@ -60,13 +115,8 @@ def _computes_after_each(joined: Grid, self_time: Floats, position: Ints, more: 
         return waits_for_each(joined)
     if np.mean(gap[known] > QUEUED_NS) < _EACH:
         return False
-    for place in np.unique(position[within]):
-        mask = position[within] == place
-        beyond = more[:, within[mask]] - median(more[:, within[mask]], axis=1)[:, None]
-        for block in (waited, gap):
-            block[:, mask] = _without(block[:, mask] - median(block[:, mask], axis=1)[:, None], beyond)
-    share = traded(waited, gap)
-    return waits_for_each(joined) if np.isnan(share) else share < _MEANWHILE
+    share = traded(waited, gap, position[within], more[:, within])
+    return waits_for_each(joined) if np.isnan(share) else share < TRADED / 2
 
 
 #: Share of a rank's remaining delay that must go on to the next place. Delays that start anew at each place correlate
@@ -102,11 +152,6 @@ def _carried(late: Floats, self_time: Floats, position: Ints, starts: Ints) -> b
 
 #: A gap between two collectives is computing from this many times the gap of a queue on.
 _COMPUTES = 5.0
-#: Of the extra wait at a place, this share must be missing from the computing after it: 0.27 to 0.97 in 17 recordings
-#: of FSDP on H200s. Where collectives block it is 0.08 at most, and 0.22 where sequences are gathered for a layer.
-_MEANWHILE = 0.25
-#: A single wait is capped at this many typical ones, so that a stall decides nothing.
-_AT_MOST = 10.0
 #: A kernel launched this long (ns) before it began did not wait for its host: GPU clocks are up to 3 ms off.
 _LONG_BEFORE = 4e6
 #: Ranks sampled: enough to know what the job does, whatever its size.
@@ -117,29 +162,18 @@ def _computed_meanwhile(joined: Grid, position: Ints, more: Floats) -> bool:
     """Whether ranks that wait longer than usual in a collective have the less to compute before the next one.
 
     Known where there is computing between two, and the second had been launched before the first was over: a host's
-    catching up meanwhile is no computing. A rank with ``more`` [R, K] ns of work in a step waits less in it and
-    computes longer, whether collectives block or not: that is taken out.
+    catching up meanwhile is no computing.
     """
     rows = slice(None, None, max(len(joined.start) // _SAMPLED, 1))
     start, stop = joined.start[rows], (joined.start + joined.duration)[rows]
     waited = (joined.duration - np.fmin.reduce(joined.duration, axis=0))[rows][:, :-1]
     gap = start[:, 1:] - stop[:, :-1]
-    known = (np.diff(position) > 0) & (start[:, 1:] - joined.enqueue[rows][:, 1:] > _LONG_BEFORE)
-    longer, less = np.full(gap.shape, np.nan), np.full(gap.shape, np.nan)
+    gap[(np.diff(position) <= 0) | ~(start[:, 1:] - joined.enqueue[rows][:, 1:] > _LONG_BEFORE)] = np.nan
     for place in np.unique(position):
-        indices = np.flatnonzero(position[:-1] == place)
-        one, then = (np.where(known[:, indices], block[:, indices], np.nan) for block in (waited, gap))
-        usual = median(then, axis=1)[:, None]
-        one = np.where(usual > _COMPUTES * QUEUED_NS, one - median(one, axis=1)[:, None], np.nan)
-        beyond = more[rows][:, indices] - median(more[rows][:, indices], axis=1)[:, None]
-        longer[:, indices], less[:, indices] = _without(one, beyond), _without(usual - then, beyond)
-    both = ~np.isnan(longer) & ~np.isnan(less)
-    if not both.any():
-        return False
-    x, y = longer[both], less[both]
-    most = _AT_MOST * float(np.median(np.abs(x)))
-    x, y = np.clip(x, -most, most), np.clip(y, -most, most)
-    return bool(x.any() and np.dot(x, y) > _MEANWHILE * np.dot(x, x))
+        at = np.flatnonzero(position[:-1] == place)
+        gap[:, at] = np.where(median(gap[:, at], axis=1)[:, None] > _COMPUTES * QUEUED_NS, gap[:, at], np.nan)
+    waited = np.where(np.isnan(gap), np.nan, waited)
+    return traded(waited, gap, position[:-1], more[rows][:, :-1]) > TRADED / 2
 
 
 def _changes(values: Floats) -> Floats:

@@ -15,8 +15,8 @@ import numpy as np
 
 from hindmost_judge.encoding import ordinals
 from hindmost_judge.stats.robust import median, or_zero, peers_median
-from hindmost_judge.timeline.matching import TRADED, traded
 from hindmost_judge.timeline.messages import COLLECTIVE, RECEIVE, SEND, Schedule, fused_receives_in_full
+from hindmost_judge.timeline.overlap import TRADED, traded
 from hindmost_judge.types import Array, Floats, Ints
 
 #: An operation was waited for if another follows within this time (ns) after its end.
@@ -259,7 +259,7 @@ def _holding(schedule: Schedule, source: Ints) -> Array:
     sends = sends[np.isfinite(follows[sends]).all(axis=1)]
     if len(sends):
         took, gap = (schedule.end - schedule.start)[sends], (follows - schedule.end)[sends]
-        if traded(*(values - median(values, axis=1)[:, None] for values in (took, gap))) > TRADED:
+        if traded(took, gap, np.zeros(took.shape[1])) > TRADED:
             holds[schedule.kind == SEND] = False
     return holds
 
