@@ -303,11 +303,11 @@ def _loads(blocks: Blocks, run: Run, turn: int) -> tuple[Floats, float, float, i
     times = phases.pivots(table, blocks.ranks, numbers, ("start_ns", "input_ns"))
     if len(times) < 2:
         return None
-    waits = times["input_ns"] > _WAITED * turn * average(blocks.period)
-    ready, loads = times["start_ns"] + times["input_ns"], np.full(waits.shape, np.nan)
+    waits = times["input"] > _WAITED * turn * average(blocks.period)
+    ready, loads = times["start"] + times["input"], np.full(waits.shape, np.nan)
     twice = waits[:, turn:] & waits[:, :-turn]
     loads[:, turn:] = np.where(twice, (ready[:, turn:] - ready[:, :-turn]) / turn, np.nan)
-    since = ready[:, :turn] - times["start_ns"][:, :1]  # workers start all at once, with the first step
+    since = ready[:, :turn] - times["start"][:, :1]  # workers start all at once, with the first step
     level = median(loads, axis=1)
     filled = or_zero(np.where(np.isnan(loads), level[:, None], loads))
     spans = np.array([segmentation.levels(row) for row in filled])
@@ -322,7 +322,7 @@ def _loads(blocks: Blocks, run: Run, turn: int) -> tuple[Floats, float, float, i
     seen = alone is None or (workers is not None and workers[alone] >= _SEEN)
     if not seen:
         return None
-    first = (ready - times["start_ns"][:, :1] - started)[:, ::turn]
+    first = (ready - times["start"][:, :1] - started)[:, ::turn]
     usual, error, count = usual_load(first, waits[:, ::turn], float(scatter.std()))
     pace, often = float("nan"), np.sum(~np.isnan(loads), axis=1) >= _OFTEN
     if count > FEW_RANKS - 1:

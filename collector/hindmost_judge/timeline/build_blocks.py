@@ -33,7 +33,7 @@ def build(run: Run, settings: Settings) -> Blocks | None:
     if found is None:
         return None
     times = phases.pivots(table, found.ranks, found.steps, ("start_ns", "duration_ns"))
-    began, took = times.get("start_ns"), times.get("duration_ns")
+    began, took = times.get("start"), times.get("duration")
     inside = phases.intervals_by_step(run.intervals, found.ranks, steps.step_ends(found, began, took), found.period[0])
     return replace(
         found,
@@ -185,8 +185,9 @@ def _assemble(
     is_last = joined.duration == shortest
     counts = np.diff(np.append(starts, joined.columns))
     step_of = np.repeat(np.arange(len(numbers)), counts)
-    work = phases.work(table, joined.ranks, numbers)
-    parts = _parts(joined, self_time, starts, numbers, table)
+    parts = phases.pivots(table, joined.ranks, numbers, ("work", *phases.COLUMNS))
+    work = phases.counted(parts.pop("work", None))
+    parts |= _parts(joined, self_time, starts)
     computed = work if work is not None else parts.get("gpu_forward")
     overlapped = is_overlapped(joined, self_time, step_of, starts, computed)
     intervals = delay_by_round(joined, self_time, starts) if overlapped else cohorts.delay(joined, self_time, cohort)
@@ -230,9 +231,9 @@ PHASES = "phases"
 _MEASURED = 0.5
 
 
-def _parts(joined: Grid, self_time: Floats, starts: Ints, numbers: Ints, table: Table) -> dict[str, Floats]:
-    """The parts of self time: CPU, run queue and being blocked between collectives, or the phases of the steps."""
-    found = phases.phase_blocks(table, joined.ranks, numbers)
+def _parts(joined: Grid, self_time: Floats, starts: Ints) -> dict[str, Floats]:
+    """The parts of self time between collectives, where they were measured: CPU, run queue and being blocked."""
+    found = dict[str, Floats]()
     if not np.isnan(joined.cpu).all():
         # The kernel charges a wait when it ends: one that began in the collective may exceed the gap it ended in. CPU
         # time is exact, so it goes first. For MPI ranks it is the process's, and may exceed the elapsed time if several
@@ -260,7 +261,8 @@ def _from_phases(table: Table, settings: Settings, *, on_gpus: bool, sending: bo
     the others, which do not wait for it there, is seen.
     """
     ranks, numbers = (distinct_integers(table[name]).astype(np.int64) for name in ("rank", "step"))
-    duration, parts, work = phases.all_of(table, ranks, numbers)
+    parts = phases.pivots(table, ranks, numbers, ("duration_ns", "work", *phases.COLUMNS))
+    duration, work = parts.pop("duration", None), phases.counted(parts.pop("work", None))
     if duration is None:
         return None
     if not on_gpus:  # item() of a loss waits for a GPU, and so for every rank that the GPU waits for
@@ -283,7 +285,7 @@ def _from_phases(table: Table, settings: Settings, *, on_gpus: bool, sending: bo
         _without_collectives(ranks, numbers, period, duration if bare else self_time),
         warmup=first,
         parts=parts,
-        work=phases.counted(work[:, chosen]) if work is not None else None,
+        work=work[:, chosen] if work is not None else None,
         evidence=BARE if bare else PHASES,
     )
 
@@ -322,7 +324,7 @@ def _step_times(joined: Grid, starts: Ints, numbers: Ints, table: Table) -> Floa
 
     Hosts run ahead of their GPUs, so that the time between two marks of a host is not the time a step takes.
     """
-    marked = phases.pivot(table, joined.ranks, numbers, "duration_ns")
+    marked = phases.pivots(table, joined.ranks, numbers, ("duration_ns",)).get("duration")
     if marked is not None and (not joined.gpu_time or np.isnan(joined.start).all()):
         return _slowest(marked, joined)
     end = joined.start + joined.duration

@@ -24,7 +24,7 @@ _MAY_WAIT = {"backward", "sync", "device_wait", "device_copy", "gpu_backward"}
 #: … and where ranks send to each other in their steps: what waits for a message is in it.
 _HOLD_MESSAGES = {"forward", "gpu_forward"}
 #: Columns of the phases.
-_COLUMNS = tuple(f"{name}_ns" for name in PHASES)
+COLUMNS = tuple(f"{name}_ns" for name in PHASES)
 
 
 def training(table: Table) -> Table:
@@ -35,50 +35,25 @@ def training(table: Table) -> Table:
     return chosen(table, mask)
 
 
-def pivot(table: Table, ranks: Ints, numbers: Ints, name: str) -> Floats | None:
-    """[R, S] of one column of the steps; ``None`` where no rank measured it."""
-    return pivots(table, ranks, numbers, (name,)).get(name)
+def pivots(table: Table, ranks: Ints, numbers: Ints, names: Iterable[str] = COLUMNS) -> dict[str, Floats]:
+    """[R, S] of each of these columns that some rank measured, by its name without the unit.
 
-
-def pivots(table: Table, ranks: Ints, numbers: Ints, names: Iterable[str]) -> dict[str, Floats]:
-    """[R, S] of each of these columns that some rank measured."""
+    Where some rank recorded a step more than once, the last that was measured counts.
+    """
     there = [name for name in names if name in table and rows(table)]
-    wanted = [name for name in there if not (is_constant(table[name]) and table[name][0] < 0)]
-    if not wanted:
+    there = [name for name in there if not (is_constant(table[name]) and table[name][0] < 0)]
+    if not there:
         return {}
     row, of_ranks = _places(ranks, table["rank"])
     column, of_steps = _places(numbers, table["step"])
-    known, place = of_ranks & of_steps, row * len(numbers) + column
-    shape = len(ranks), len(numbers)
-    source = np.full(shape[0] * shape[1], -1, np.int64)
-    source[place[known]] = np.flatnonzero(known)
-    once = np.count_nonzero(source >= 0) == np.count_nonzero(known)
-    found = {
-        name: _gathered(table[name], source) if once else _last(table[name], known, place, len(source))
-        for name in wanted
-    }
-    return {name: block.reshape(shape) for name, block in found.items() if block is not None}
-
-
-def _gathered(column: Array, source: Ints) -> Floats | None:
-    """[N] what a column has in the rows ``source`` [N], -1 for none; ``None`` where nothing there was measured."""
-    block = column[source].astype(np.float64)
-    missing = (source < 0) | (block < 0)
-    if missing.any():
-        block[missing] = np.nan
-        if missing.all():
-            return None
-    return block
-
-
-def _last(column: Array, known: Array, place: Ints, count: int) -> Floats | None:
-    """The same where some rank recorded a step more than once: the last that was measured counts."""
-    mask = known & (column >= 0)
-    if not mask.any():
-        return None
-    block = np.full(count, np.nan)
-    block[place[mask]] = column[mask]
-    return block
+    place, found = np.where(of_ranks & of_steps, row * len(numbers) + column, -1), dict[str, Floats]()
+    for name in there:
+        measured = (place >= 0) & (table[name] >= 0)
+        if measured.any():
+            block = np.full(len(ranks) * len(numbers), np.nan)
+            block[place[measured]] = table[name][measured]
+            found[name.removesuffix("_ns")] = block.reshape(len(ranks), len(numbers))
+    return found
 
 
 def _places(known: Ints, values: Ints) -> tuple[Ints, Array]:
@@ -89,19 +64,6 @@ def _places(known: Ints, values: Ints) -> tuple[Ints, Array]:
         return np.where(there, place, 0), there
     place = np.minimum(np.searchsorted(known, values), len(known) - 1)
     return place, known[place] == values
-
-
-def phase_blocks(table: Table, ranks: Ints, numbers: Ints) -> dict[str, Floats]:
-    """Every measured phase as [R, S]."""
-    blocks = pivots(table, ranks, numbers, _COLUMNS)
-    return {name.removesuffix("_ns"): block for name, block in blocks.items()}
-
-
-def all_of(table: Table, ranks: Ints, numbers: Ints) -> tuple[Floats | None, dict[str, Floats], Floats | None]:
-    """How long steps took, every measured phase, and the work as it was counted, each as [R, S]; ``None``: unknown."""
-    blocks = pivots(table, ranks, numbers, ("duration_ns", "work", *_COLUMNS))
-    duration, work = blocks.pop("duration_ns", None), blocks.pop("work", None)
-    return duration, {name.removesuffix("_ns"): block for name, block in blocks.items()}, work
 
 
 def unnamed(parts: Mapping[str, Array], duration: Array) -> Array | None:
@@ -134,15 +96,9 @@ def with_rest(parts: dict[str, Floats], duration: Floats) -> dict[str, Floats]:
     return parts | {OTHER: np.where(np.isnan(parts["sync"]), np.nan, rest)}
 
 
-def work(table: Table, ranks: Ints, numbers: Ints) -> Floats | None:
-    """[R, S] samples or tokens; a step that counted none has not been counted."""
-    found = pivot(table, ranks, numbers, "work")
-    return None if found is None else counted(found)
-
-
-def counted(work: Floats) -> Floats | None:
-    """[R, S] work without the steps that counted none; ``None`` where none did."""
-    return np.where(work > 0, work, np.nan) if (work > 0).any() else None
+def counted(work: Floats | None) -> Floats | None:
+    """[R, S] samples or tokens without the steps that counted none; ``None`` where none did."""
+    return np.where(work > 0, work, np.nan) if work is not None and (work > 0).any() else None
 
 
 def named_share(parts: Mapping[str, Floats], duration: Floats) -> Floats:

@@ -19,7 +19,7 @@ from hindmost_judge.encoding import codes, distinct_integers
 from hindmost_judge.model import OTHER, Run, rows
 from hindmost_judge.stats.robust import average, mean, median, or_zero, sums_by_step
 from hindmost_judge.timeline import phases
-from hindmost_judge.timeline.phases import phase_blocks, training, unnamed
+from hindmost_judge.timeline.phases import pivots, training, unnamed
 from hindmost_judge.types import Floats, Ints
 from hindmost_judge.verdict import endings
 from hindmost_judge.verdict.schema import JobSummary, PlainRows, RankRow, Verdict, WhatIf
@@ -124,7 +124,7 @@ def _of_others(run: Run, blocks: Blocks | None, others: list[int]) -> dict[int, 
     table = training(run.steps)
     if blocks is None or not others or not np.isin(table["rank"], others).any():
         return {}
-    found = phase_blocks(table, np.array(others, np.int64), blocks.steps)
+    found = pivots(table, np.array(others, np.int64), blocks.steps)
     return dict(zip(others, by_row({name: median(one, axis=1) / 1e6 for name, one in found.items()}), strict=False))
 
 

@@ -113,11 +113,11 @@ def test_a_step_that_was_recorded_twice_counts_as_it_was_measured_last() -> None
         "gc_ns": np.array([-1, 6, -1, -1]),
     }
     ranks, numbers = np.array([0, 1]), np.array([4, 5])
-    found = phases.phase_blocks(table, ranks, numbers)
+    found = phases.pivots(table, ranks, numbers)
     np.testing.assert_array_equal(found["input"], [[1, np.nan], [3, 7]])
     np.testing.assert_array_equal(found["gc"], [[np.nan, np.nan], [6, np.nan]])
     once = {name: column[[0, 1, 3]] for name, column in table.items()}
-    np.testing.assert_array_equal(phases.phase_blocks(once, ranks, numbers)["input"], [[1, np.nan], [2, 7]])
+    np.testing.assert_array_equal(phases.pivots(once, ranks, numbers)["input"], [[1, np.nan], [2, 7]])
 
 
 @pytest.mark.parametrize(("ahead", "lasts"), [(0, 20), (3, 20), (0, 2)])
