@@ -109,7 +109,6 @@ def _chosen(run: Run, names: Sequence[str], which: Callable[[Table], Array]) -> 
 class MembershipChange:
     """Some ranks left after ``last_step`` and the others went on: the run before that and after it."""
 
-    left: tuple[int, ...]
     last_step: int
     before: Run
     after: Run
@@ -119,6 +118,10 @@ class MembershipChange:
         return f"{counts[0]} ranks until step {self.last_step}, {counts[1]} since then: each part is judged separately"
 
 
+#: Tables of what all ranks take part in.
+_ENTERED = ("steps", "collectives")
+
+
 def membership_change(run: Run, settings: Settings) -> MembershipChange | None:
     """The last departure after which enough steps followed; ``None`` where all left together, or still run."""
     states, steps = run.rank_states, run.steps
@@ -126,49 +129,29 @@ def membership_change(run: Run, settings: Settings) -> MembershipChange | None:
     if rows(steps) == 0 or len(gone) == 0:
         return None
     ends = steps["start_ns"] + steps["duration_ns"]
-    last = {int(rank): int(ends[steps["rank"] == rank].max()) for rank in np.unique(steps["rank"])}
-    number = {rank: int(steps["step"][steps["rank"] == rank].max()) for rank in last}
+    of_rank = {int(steps["rank"][mine[0]]): mine for mine in encoding.grouped(steps["rank"])}
+    last = {rank: int(ends[mine].max()) for rank, mine in of_rank.items()}
+    number = {rank: int(steps["step"][mine].max()) for rank, mine in of_rank.items()}
     newest, furthest = max(last.values()), max(number.values())
     needed = 2 * settings.min_steps * float(np.median(steps["duration_ns"]))
     early = [rank for rank, end in last.items() if rank in gone and newest - end > needed]
-    left = sorted(rank for rank in early if number[rank] < furthest)  # a rank with all steps made is at the end
+    left = [rank for rank in early if number[rank] < furthest]  # a rank with all steps made is at the end
     if not left or len(last) - len(left) < 2:
         return None
-    moment = max(last[rank] for rank in left)
-    theirs = np.isin(steps["rank"], left)
-    earlier = replace(run, **_chosen(run, _ENTERED, lambda table: table["start_ns"] < moment))
-    return MembershipChange(tuple(left), int(steps["step"][theirs].max()), earlier, _since(run, moment, left))
+    moment, last_step = max(last[rank] for rank in left), max(number[rank] for rank in left)
+    before = replace(run, **_chosen(run, _ENTERED, lambda table: table["start_ns"] < moment))
+    stayed = _chosen(run, ("ranks", *_ENTERED, "in_flight"), lambda table: ~np.isin(table["rank"], left))
+    after = replace(run, job=replace(run.job, world_size=rows(stayed["ranks"])), **stayed)
+    after = replace(after, **_chosen(after, _ENTERED, lambda table: table["start_ns"] >= moment))
+    return MembershipChange(last_step, before, after)
 
 
-def _since(run: Run, moment: int, left: list[int]) -> Run:
-    stayed = replace(
-        run, **_chosen(run, ("ranks", *_ENTERED, "in_flight"), lambda table: ~np.isin(table["rank"], left))
-    )
-    job = replace(run.job, world_size=rows(stayed.ranks))
-    return replace(stayed, job=job, **_chosen(stayed, _ENTERED, lambda table: table["start_ns"] >= moment))
-
-
-#: Tables of what all ranks take part in.
-_ENTERED = ("steps", "collectives")
 #: Tables of what ranks did, by when they began it.
 _TIMED = ("steps", "collectives", "intervals", "in_flight")
 #: Tables with what was last seen of each rank.
 _SEEN_LAST = ("rank_states", "stacks")
 #: A start of which less than this share of the fullest one's rows was recorded is too short to be what is judged.
 _SHORT = 0.05
-
-
-@dataclass(frozen=True)
-class _Start:
-    """Statements of the ranks that were started together, and when the first of them was."""
-
-    ranks: Table
-    since_ns: int
-
-    @property
-    def size(self) -> int:
-        """How many ranks they say there are."""
-        return int(self.ranks["world_size"].max())
 
 
 def judged_incarnation(run: Run, stated: Table) -> Run:
@@ -179,58 +162,44 @@ def judged_incarnation(run: Run, stated: Table) -> Run:
     starts = _starts(stated)
     if len(starts) < 2:
         return run
-    borders = np.array([start.since_ns for start in starts[1:]], np.int64)
-    began = np.concatenate([_of(borders, run.steps), _of(borders, run.collectives)])
+    since = np.array([int(start["start_ns"][0]) for start in starts])
+
+    def start_of(table: Table) -> Ints:
+        return np.searchsorted(since[1:], table["start_ns"], side="right")
+
+    began = np.concatenate([start_of(run.steps), start_of(run.collectives)])
     counts = np.bincount(began, minlength=len(starts))
     chosen = int(np.flatnonzero(counts >= max(_SHORT * counts.max(), min(counts.max(), 1)))[-1])
     incarnations = tuple(
-        Incarnation(one.size, one.since_ns, tuple(sorted(set(one.ranks["rank"].tolist()))), judged=number == chosen)
-        for number, one in enumerate(starts)
+        Incarnation(int(one["world_size"][0]), at, tuple(sorted(set(one["rank"].tolist()))), judged=number == chosen)
+        for number, (one, at) in enumerate(zip(starts, since.tolist(), strict=True))
     )
-    notes = (*run.notes, _note(incarnations))
-    return replace(_cut(run, starts[chosen], borders, chosen), incarnations=incarnations, notes=notes)
-
-
-def _starts(stated: Table) -> list[_Start]:
-    """Each start of the job with another number of ranks, in order; none where there is one size, or starts cannot be
-    separated."""
-    known = encoding.chosen(stated, np.asarray((stated["world_size"] > 0) & (stated["start_ns"] > 0)))
-    sizes = known["world_size"]
-    if not rows(known) or (sizes == sizes[0]).all() or _resized(known):
-        return []
-    order = np.lexsort((known["world_size"], known["start_ns"]))
-    known = {name: column[order] for name, column in known.items()}
-    first = np.flatnonzero(np.diff(known["world_size"], prepend=-1))
-    bounds = zip(first.tolist(), [*first[1:].tolist(), rows(known)], strict=True)
-    found = [{name: column[begin:end] for name, column in known.items()} for begin, end in bounds]
-    pairs = itertools.pairwise([set(one["rank"].tolist()) for one in found])
-    again = all(before & now for before, now in pairs)
-    return [_Start(one, int(one["start_ns"][0])) for one in found] if again else []
-
-
-def _resized(known: Table) -> bool:
-    """Whether a process went on in a job of another size, so that its start is not the start of that."""
-    sizes: dict[tuple[str, int, int], int] = {}
-    columns = (known[name].tolist() for name in ("node", "pid", "start_ns", "world_size"))
-    for node, pid, start, size in zip(*columns, strict=True):
-        if sizes.setdefault((node, pid, start), size) != size:
-            return True
-    return False
-
-
-def _of(borders: Ints, table: Table) -> Ints:
-    return np.searchsorted(borders, table["start_ns"], side="right")
-
-
-def _cut(run: Run, start: _Start, borders: Ints, chosen: int) -> Run:
-    last = {rank: at for at, rank in enumerate(start.ranks["rank"].tolist())}  # each one's last statement
-    ranks = {name: column[[last[rank] for rank in sorted(last)]] for name, column in start.ranks.items()}
-    own = _chosen(run, _TIMED, lambda table: np.asarray(_of(borders, table) == chosen))
+    last = {rank: at for at, rank in enumerate(starts[chosen]["rank"].tolist())}  # each one's last statement
+    ranks = {name: column[[last[rank] for rank in sorted(last)]] for name, column in starts[chosen].items()}
+    own = _chosen(run, _TIMED, lambda table: np.asarray(start_of(table) == chosen))
     own |= _chosen(run, _SEEN_LAST, lambda table: np.isin(table["rank"], ranks["rank"]))
     gone = np.setdiff1d(run.collectives["comm"], own["collectives"]["comm"])
     own["communicators"] = encoding.chosen(run.communicators, np.asarray(~np.isin(run.communicators["comm"], gone)))
-    job = replace(run.job, world_size=start.size, nodes=len(np.unique(ranks["node"])) or None)
-    return replace(run, job=job, ranks=ranks, **own)
+    nodes = len(np.unique(ranks["node"])) or None
+    job = replace(run.job, world_size=incarnations[chosen].world_size, nodes=nodes)
+    notes = (*run.notes, _note(incarnations))
+    return replace(run, job=job, ranks=ranks, incarnations=incarnations, notes=notes, **own)
+
+
+def _starts(stated: Table) -> list[Table]:
+    """The statements of the ranks that were started together, for each start of the job with another number of ranks,
+    in order; none where there is one size, or starts cannot be separated."""
+    known = encoding.chosen(stated, np.asarray((stated["world_size"] > 0) & (stated["start_ns"] > 0)))
+    processes = list(zip(*(known[name].tolist() for name in ("node", "pid", "start_ns")), strict=True))
+    if len(set(processes)) < len(set(zip(processes, known["world_size"].tolist(), strict=True))):
+        return []  # a process went on in a job of another size, so that its start is not the start of that
+    order = np.lexsort((known["world_size"], known["start_ns"]))
+    known = {name: column[order] for name, column in known.items()}
+    first = np.flatnonzero(np.diff(known["world_size"], prepend=-1))
+    bounds = itertools.pairwise([*first.tolist(), rows(known)])
+    found = [{name: column[begin:end] for name, column in known.items()} for begin, end in bounds]
+    pairs = itertools.pairwise([set(one["rank"].tolist()) for one in found])
+    return found if all(before & now for before, now in pairs) else []
 
 
 def _note(incarnations: Sequence[Incarnation]) -> str:
