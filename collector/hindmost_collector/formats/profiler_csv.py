@@ -112,17 +112,17 @@ def load(files: Sequence[Path]) -> Run:
     untrue = find_foreign(columns)
     pieces = [_collectives(*one, believed=not untrue) for one in zip(parts, ranks, _positions(parts), strict=True)]
     met = find_exchanges(columns, ranks, alone=bool(untrue))
-    if met is not None:  # all-to-alls in place of the sends and receives that these are
-        others = [
-            select(piece, np.delete(np.arange(rows(piece)), at)) for piece, at in zip(pieces, met.rows, strict=True)
-        ]
-        pieces = [part for both in zip(others, met.tables, strict=True) for part in both]
+    for place, (at, exchanges) in enumerate(met):  # in place of the sends and receives that these are
+        others = select(pieces[place], np.delete(np.arange(rows(pieces[place])), at))
+        pieces[place] = concatenate("collectives", [others, exchanges])
+    each = rows(met[0][1]) if met else 0
+    of_all = [f"Simultaneous sends of all ranks to each other are counted as {each:,} all-to-alls."] * bool(met)
     return Run(
         job=Job(id="", world_size=world, source=NAME),
         ranks=table("ranks", rank=ranks, world_size=world or UNMEASURED, pid=[part.pid for part in parts]),
         collectives=concatenate("collectives", pieces),
         communicators=communicators(rank_in, ranks, {}),
-        notes=(*notes, *left_out, *_notes(read), *foreign_notes(untrue), *exchange_notes(met), *thinned(every)),
+        notes=(*notes, *left_out, *_notes(read), *foreign_notes(untrue), *of_all, *thinned(every)),
     )
 
 
@@ -335,31 +335,24 @@ class _Calls:
     count: Ints
 
 
-@dataclass(frozen=True)
-class Exchanges:
-    """For each process the ``rows`` of its file that are exchanges, and the table of these."""
+def find_exchanges(files: Sequence[Columns], ranks: Sequence[int], *, alone: bool) -> list[tuple[Ints, Table]]:
+    """The rows of each process's file that are exchanges in one communicator, and the table of these; empty where there
+    are none, or they do not match.
 
-    rows: tuple[Ints, ...]
-    tables: tuple[Table, ...]
-
-
-def find_exchanges(files: Sequence[Columns], ranks: Sequence[int], *, alone: bool) -> Exchanges | None:
-    """The exchanges of all processes in one communicator; ``None`` where there are none, or they do not match.
-
-    ``alone``: also ``None`` with other communicators. If a job's other times are not to be believed, ranks may wait
+    ``alone``: also empty with other communicators. If a job's other times are not to be believed, ranks may wait
     there unnoticed, and would seem late for their next exchange.
     """
     comms = {int(comm) for columns in files for comm in np.unique(columns["comm"][columns["p2p"]])}
     if len(comms) != 1 or len(files) < _FEWEST:
-        return None
+        return []
     comm = comms.pop()
     if alone and any((columns["comm"] != comm).any() for columns in files):
-        return None
+        return []
     calls = [_calls(columns, comm, len(files)) for columns in files]
     known = [call for call in calls if call is not None]
     together = _together(known) if len(known) == len(files) else None
     if together is None or len(together[0].came) < _ENOUGH:
-        return None
+        return []
     return _exchanges_of(comm, together, ranks)
 
 
@@ -443,18 +436,18 @@ def _cut(one: _Calls, part: slice) -> _Calls:
     return replace(one, **parts)
 
 
-def _exchanges_of(comm: int, calls: Sequence[_Calls], ranks: Sequence[int]) -> Exchanges | None:
+def _exchanges_of(comm: int, calls: Sequence[_Calls], ranks: Sequence[int]) -> list[tuple[Ints, Table]]:
     came, place = np.stack([call.came for call in calls]), calls[0].place
     often = np.flatnonzero(np.bincount(place) >= _MOSTLY * np.max(np.bincount(place)))
     if len(often) < _PLACES or np.bincount(place).max() < _ENOUGH:
-        return None  # nothing else of the communicator tells at which place of a step each is
+        return []  # nothing else of the communicator tells at which place of a step each is
     came = came - np.median(_late(came), axis=1, keepdims=True).astype(np.int64)  # hosts' clocks may be ms apart
     for _ in range(_PASSES):
         late = _late(came)
         levels = np.stack([np.median(late[:, place == one], axis=1) for one in often], axis=1)
         came = came - np.sort(levels, axis=1)[:, 1:2].astype(np.int64)  # the least but one: no accident of one place
     left = came.max(axis=0) + np.stack([call.took for call in calls]).min(axis=0)
-    tables = tuple(
+    tables = (
         table(
             "collectives",
             rank=np.full(len(place), rank),
@@ -471,17 +464,11 @@ def _exchanges_of(comm: int, calls: Sequence[_Calls], ranks: Sequence[int]) -> E
         )
         for rank, arrived, one in zip(ranks, came, calls, strict=True)
     )
-    return Exchanges(tuple(call.rows for call in calls), tables)
+    return [(call.rows, one) for call, one in zip(calls, tables, strict=True)]
 
 
 def _late(came: Ints) -> Array:
     return np.asarray(came - np.median(came, axis=0))
-
-
-def exchange_notes(exchanges: Exchanges | None) -> list[str]:
-    """What the reader of the report has to know of it."""
-    each = 0 if exchanges is None else len(exchanges.tables[0]["rank"])
-    return [f"Simultaneous sends of all ranks to each other are counted as {each:,} all-to-alls."] if each else []
 
 
 #: An operation that began by so much before it was enqueued has another's times.

@@ -52,11 +52,15 @@ def note(components: Components, job: str, meta: dict[str, Any]) -> None:
 async def finish(components: Components, job: LiveJob, flush: Callable[[], Awaitable[None]]) -> dict[str, Any] | None:
     """Write the end of a job: meta.json and report.json. The report where it could not be written."""
     job.sealed = True
-    how = {name: getattr(job, name) for name in ("exit_code", "interrupted_by", "no_ring", "entered")}
-    how |= {"ended_ns": job.ended_ns or components.clock.now(), "left": left(components, job.id)}
-    note(components, job.id, {"started_ns": job.started_ns, **how})
+    note(components, job.id, {"started_ns": job.started_ns, **_end_of(components, job)})
     await flush()
     return await asyncio.to_thread(_seal, components, job)
+
+
+def _end_of(components: Components, job: LiveJob) -> dict[str, Any]:
+    """How and when a job ended, as ``meta.json`` and the judge have it."""
+    how = {name: getattr(job, name) for name in ("exit_code", "interrupted_by", "no_ring", "entered")}
+    return {**how, "ended_ns": job.ended_ns or components.clock.now(), "left": left(components, job.id)}
 
 
 def left(components: Components, job: str) -> list[str]:
@@ -155,11 +159,7 @@ def whole_run(components: Components, job: LiveJob) -> Run:
 def from_memory(components: Components, job: LiveJob, why: str = "") -> Run:
     """A job that is over, as far as its window reaches; ``why`` not all that was recorded, where it was."""
     run = job.snapshot(components.decoder.words)()
-    facts = dataclasses.replace(
-        run.job,
-        **{name: getattr(job, name) for name in ("exit_code", "interrupted_by", "no_ring", "entered")},
-        ended_ns=job.ended_ns or components.clock.now(),
-        left=tuple(left(components, job.id)),
-    )
+    end = _end_of(components, job)
+    facts = dataclasses.replace(run.job, **{**end, "left": tuple(end["left"])})
     notes = (f"{why}: judged from the last minutes in memory",) if why else ()
     return dataclasses.replace(run, job=facts, notes=(*run.notes, *notes))

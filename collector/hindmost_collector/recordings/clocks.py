@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-from hindmost_judge.encoding import factorize
 from hindmost_judge.model import Run, rows
 from hindmost_judge.verdict.wording import names
 
 from hindmost_collector.formats import inspector, profiler_csv
 from hindmost_collector.recordings import one_job
+from hindmost_collector.recordings.tables import bounds
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -72,25 +72,10 @@ def _host_times(run: Run) -> dict[int, Array]:
     tables = ((run.steps, "start_ns"), (run.collectives, "enqueue_ns"), (run.in_flight, "start_ns"))
     found: dict[int, list[int]] = {}
     for table, column in tables:
-        if column in table:
-            _add_bounds(found, table["rank"], table[column])
-    return {rank: np.array(bounds) for rank, bounds in sorted(found.items())}
-
-
-def _add_bounds(found: dict[int, list[int]], rank: Array, times: Array) -> None:
-    known = times >= one_job.EPOCH_NS
-    if not known.all():
-        rank, times = rank[known], times[known]
-    if len(rank) == 0:
-        return
-    # A rank's rows follow one another for the most part.
-    begins = np.flatnonzero(np.append(True, rank[1:] != rank[:-1]))
-    which, ranks = factorize(rank[begins])
-    first, last = np.full(len(ranks), np.iinfo(np.int64).max), np.zeros(len(ranks), np.int64)
-    np.minimum.at(first, which, np.minimum.reduceat(times, begins))
-    np.maximum.at(last, which, np.maximum.reduceat(times, begins))
-    for one, *bounds in zip(ranks.tolist(), first.tolist(), last.tolist(), strict=True):
-        found.setdefault(one, []).extend(bounds)
+        known = np.flatnonzero(table.get(column, np.empty(0, np.int64)) >= one_job.EPOCH_NS)
+        for rank, *both in zip(*bounds(table["rank"][known], table[column][known]), strict=True) if len(known) else ():
+            found.setdefault(int(rank), []).extend(both)
+    return {rank: np.array(times) for rank, times in sorted(found.items())}
 
 
 def _are_apart(run: Run) -> bool:

@@ -19,7 +19,7 @@ from hindmost_judge.verdict.wording import names
 
 from hindmost_collector.formats import flight_recorder
 from hindmost_collector.recordings import rank_mapping
-from hindmost_collector.recordings.tables import MOST_RANKS, select
+from hindmost_collector.recordings.tables import MOST_RANKS, bounds, select
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -240,7 +240,7 @@ def step_extents(table: Table) -> list[Extent]:
     """The ranks whose steps end, or begin, well apart from the others'."""
     if not rows(table):
         return []
-    ranks, first, last = _bounds(table["rank"], table["step"])
+    ranks, first, last = bounds(table["rank"], table["step"])
     begin, end = int(first.min()), int(last.max())
     found = (
         Extent(rank, one, other, begin, end, "step", other - one + 1)
@@ -306,14 +306,4 @@ def _nearly_all(rank: Array, number: Array) -> tuple[Array, ...]:
         ordered = np.partition(mine, (trimmed, len(mine) - 1 - trimmed))
         bounds.append((ordered[trimmed], ordered[len(mine) - 1 - trimmed]))
     first, last = np.array(bounds, np.int64).T
-    return ranks, first, last
-
-
-def _bounds(rank: Array, number: Array) -> tuple[Array, ...]:
-    """Ranks, and the lowest and the highest number of each."""
-    ranks, row = np.unique(rank, return_inverse=True)
-    first = np.full(len(ranks), np.iinfo(np.int64).max)
-    last = np.full(len(ranks), -1)
-    np.minimum.at(first, row, number)
-    np.maximum.at(last, row, number)
     return ranks, first, last

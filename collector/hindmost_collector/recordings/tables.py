@@ -49,6 +49,16 @@ def select(part: Table, index: Array) -> Table:
     return {column: values[index] for column, values in part.items()}
 
 
+def bounds(rank: Array, values: Array) -> tuple[Array, Array, Array]:
+    """Ranks, and the least and the greatest value of each."""
+    ranks, row = np.unique(rank, return_inverse=True)
+    least = np.full(len(ranks), np.iinfo(np.int64).max)
+    most = np.full(len(ranks), np.iinfo(np.int64).min)
+    np.minimum.at(least, row, values)
+    np.maximum.at(most, row, values)
+    return ranks, least, most
+
+
 def has_rows(run: Run, name: str) -> bool:
     """Whether a run says anything in the table of that name."""
     return rows(run.tables()[name]) > 0

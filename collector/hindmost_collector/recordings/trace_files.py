@@ -326,10 +326,6 @@ class _NoJsonError(UsageError):
     """A value that is torn, rather than made to do harm."""
 
 
-#: In the place of an event that is torn.
-_TORN = object()
-
-
 class _Scanner:
     """A window on the text that moves on; :meth:`whole` decodes one JSON value at its front."""
 
@@ -386,18 +382,14 @@ class _Scanner:
 
     def event(self) -> Any:
         """The next event that can be read; None where there is none any more. Torn ones are counted and left out."""
-        while (found := self._event()) is _TORN:
-            if not self._next_event():
-                self._at = len(self._text)
-                return None
-            self.skipped += 1
-        return found
-
-    def _event(self) -> Any:
-        try:
-            return self._value()
-        except _NoJsonError:
-            return _TORN
+        while True:
+            try:
+                return self._value()
+            except _NoJsonError:  # noqa: PERF203 - costs nothing where none is torn
+                if not self._next_event():
+                    self._at = len(self._text)
+                    return None
+                self.skipped += 1
 
     def _next_event(self) -> bool:
         """Go on to where the next event seems to begin; false where none does."""
