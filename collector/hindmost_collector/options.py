@@ -182,33 +182,25 @@ def variable(name: str) -> str:
     return PREFIX + name.upper()
 
 
-@dataclass(frozen=True)
-class _Layer:
-    """Settings from one place, and how their names are written there."""
-
-    values: Mapping[str, Any]
-    named: Named
-
-
 def resolve(flags: Mapping[str, Any], environ: Mapping[str, str], config: Path | None = None) -> Options:
     """Merge the four layers. Raises UsageError for an unknown key or an impossible value, named as it was written.
 
     ``flags`` has None where a flag was not given.
     """
     known = {field.name: type(field.default) for field in fields(Options)}
-    layers = [
-        _Layer(_settings(config) if config else {}, lambda name: f"{config}: {name}"),
-        _Layer(_from_environment(environ), variable),
-        _Layer({name: value for name, value in flags.items() if value is not None}, flag),
+    layers: list[tuple[Mapping[str, Any], Named]] = [
+        (_settings(config) if config else {}, lambda name: f"{config}: {name}"),
+        (_from_environment(environ), variable),
+        ({name: value for name, value in flags.items() if value is not None}, flag),
     ]
     values: dict[str, Any] = {}
     written: dict[str, str] = {}
-    for layer in layers:
-        for written_name, value in layer.values.items():
+    for settings, named in layers:
+        for written_name, value in settings.items():
             name = _FORMERLY.get(written_name, written_name)
             if name not in known:
-                raise UsageError(f"{layer.named(name)} is not a setting; settings are {', '.join(sorted(known))}")
-            written[name] = layer.named(written_name)
+                raise UsageError(f"{named(name)} is not a setting; settings are {', '.join(sorted(known))}")
+            written[name] = named(written_name)
             values[name] = converted(written[name], value, known[name])
     options = Options(**values)
     _check(options, lambda name: written.get(name, flag(name)))

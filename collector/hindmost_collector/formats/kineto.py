@@ -28,7 +28,7 @@ from hindmost_judge.model import GPU_TIME, PROFILED, UNMEASURED, Job, Run, Table
 from hindmost_judge.types import Array
 
 from hindmost_collector.recordings import one_job
-from hindmost_collector.recordings.rank_mapping import ITEM_BYTES, ProcessGroup, memberships, rank_in_name
+from hindmost_collector.recordings.rank_mapping import ITEM_BYTES, ProcessGroup, counted, memberships, rank_in_name
 from hindmost_collector.recordings.tables import MOST_RANKS, concatenate, operation, table
 from hindmost_collector.recordings.trace_files import (
     SAMPLE_BYTES,
@@ -328,7 +328,8 @@ def _collectives(rank: int, trace: _Trace) -> Table:
         "collectives",
         rank=np.full(len(order), rank),
         comm=comm[order],
-        seq=_numbers(comm[order], step[order]),
+        # alike on all ranks though traces begin at different operations: the step, and the place in it
+        seq=step[order] * 1_000_000 + counted([comm[order], step[order]]),
         op=op[order],
         start_ns=trace.nanoseconds(start[order]),
         duration_ns=np.rint(took[order] * 1000),
@@ -362,16 +363,6 @@ def _launched(trace: _Trace, correlation: Array, start: Array) -> Array:
     place = order[np.minimum(np.searchsorted(ids, correlation, sorter=order), len(ids) - 1)]
     when: Array = np.where(ids[place] == correlation, at[place], -np.inf)
     return when
-
-
-def _numbers(comm: Array, step: Array) -> Array:
-    """Sequence numbers alike on all ranks though traces begin at different operations: step and place in it."""
-    first = (
-        np.flatnonzero(np.diff(step, prepend=_NO_STEP) | (np.diff(comm, prepend=comm[:1]) != 0)) if len(step) else step
-    )
-    place = np.arange(len(step)) - np.repeat(first, np.diff(first, append=len(step)))
-    number: Array = step * 1_000_000 + place
-    return number
 
 
 def _group(trace: _Trace, name: str, ranks: Any) -> ProcessGroup:

@@ -57,12 +57,8 @@ def refuse_other_times(what: str, times: Mapping[str, Array]) -> None:
 
     ``times`` are ns of Unix time; others, and -1 for unmeasured, are left out.
     """
-    later, earlier, gap = _widest_gap({name: span for name, one in times.items() if (span := _span([one])) is not None})
-    if gap > APART_NS:
-        raise UsageError(
-            f"{what}: what {later} recorded begins {_seconds(gap)} after what {earlier} did has ended:"
-            f" different jobs, or clocks that far apart; {REMEDY}"
-        )
+    spans = {name: span for name, one in times.items() if (span := _span([one])) is not None}
+    _refuse_gap(what, spans, f": different jobs, or clocks that far apart; {REMEDY}")
 
 
 def at_one_time(times: Mapping[Any, Array]) -> list[list[Any]]:
@@ -96,12 +92,7 @@ def refuse_other_steps(what: str, steps: Mapping[str, Array]) -> None:
 def refuse_other_runs(path: Path, runs: Sequence[Run]) -> None:
     """Raise where what one kind of file saw had ended well before another kind's began."""
     spans = {f"the {run.job.source}": span for run in runs if (span := _span(_times(run))) is not None}
-    later, earlier, gap = _widest_gap(spans)
-    if gap > APART_NS:
-        raise UsageError(
-            f"{path}: what {later} recorded begins {_seconds(gap)} after what {earlier} did has ended;"
-            " name the folder of one job"
-        )
+    _refuse_gap(path, spans, "; name the folder of one job")
 
 
 def refuse_other_jobs(what: str, rank_in: Mapping[str, Mapping[int, int]], times: Mapping[str, Array]) -> None:
@@ -139,16 +130,17 @@ def _joined(groups: list[set[str]]) -> list[set[str]]:
     return apart
 
 
-def _widest_gap(spans: Mapping[str, tuple[int, int]]) -> tuple[str, str, int]:
-    """The rank that begins after all before it have ended, whose end that was, and the ns between; -1 where there is
-    none."""
-    widest = ("", "", -1)
+def _refuse_gap(what: str | Path, spans: Mapping[str, tuple[int, int]], remedy: str) -> None:
+    """Raise where one begins well after all before it have ended, and name the last of those."""
     order = sorted(spans, key=lambda one: spans[one])
-    last = order[0] if order else ""
+    gaps, last = [(-1, "", "")], order[0] if order else ""
     for one in order[1:]:
-        widest = max(widest, (one, last, spans[one][0] - spans[last][1]), key=lambda found: found[2])
+        gaps.append((spans[one][0] - spans[last][1], one, last))
         last = max(last, one, key=lambda span: spans[span][1])
-    return widest
+    gap, later, earlier = max(gaps, key=lambda found: found[0])
+    if gap > APART_NS:
+        begins = f"what {later} recorded begins {gap / 1e9:,.0f} s after what {earlier} did has ended"
+        raise UsageError(f"{what}: {begins}{remedy}")
 
 
 def _span(times: Iterable[Array]) -> tuple[int, int] | None:
@@ -161,7 +153,3 @@ def _times(run: Run) -> list[Array]:
     """Host times of a run; those of GPUs' own clocks are not among them."""
     enqueued = run.collectives.get("enqueue_ns", np.empty(0, np.int64))
     return [run.steps["start_ns"], enqueued, run.in_flight["start_ns"], run.metrics["time_ns"]]
-
-
-def _seconds(ns: int) -> str:
-    return f"{ns / 1e9:,.0f} s"

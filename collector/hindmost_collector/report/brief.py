@@ -6,7 +6,7 @@ from typing import Any
 
 from hindmost_collector.report import columns
 from hindmost_collector.report.sections import in_one_line
-from hindmost_collector.report.verdict_lines import RenderedVerdict, filled, rendered
+from hindmost_collector.report.verdict_lines import RenderedVerdict, rendered
 
 SCHEMA = "hindmost.brief/1"
 #: Bytes at most, with the final newline.
@@ -30,9 +30,10 @@ def render(report: Mapping[str, Any], path: str = "RUN") -> str:
 def of(report: Mapping[str, Any], listed: int = _LISTED, path: str = "RUN") -> dict[str, Any]:
     """Its verdicts in words and figures, each list of so many at most."""
     job, parts = report["job"], report.get("sections") or {}
-    words = [filled(one, {"hindmost report RUN": f"hindmost report {path}"}) for one in rendered(report)]
     stalled = sorted({rank for stall in job.get("stalls") or () for rank in stall["ranks"]})
-    verdicts = [_verdict(one, said, stalled) for one, said in zip(report["verdicts"], words, strict=True)]
+    verdicts = [
+        _verdict(one, said, stalled) for one, said in zip(report["verdicts"], rendered(report, path), strict=True)
+    ]
     settings = [
         {name: _short(row[name]) for name in ("name", "found", "set")}
         for row in (parts.get("advice") or {}).get("settings", ())

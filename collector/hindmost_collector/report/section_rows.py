@@ -250,9 +250,7 @@ def _advice(one: _Run) -> dict[str, list[dict[str, Any]]]:
         found = [advice for advice in found if advice.name not in _CPUS]
     if crowded or (one.report["job"].get("bound") or {}).get("by") == "cpu":  # more processes would wait, too
         found = [advice for advice in found if not advice.adds]
-    keys = [column.key for column in SECTIONS["advice"].tables["settings"].columns]
-    rows = [vars(advice) | {"ranks": as_text(advice.ranks)} for advice in found]
-    return {"settings": [{key: row[key] for key in keys} for row in rows]}
+    return {"settings": [vars(advice) | {"ranks": as_text(advice.ranks)} for advice in found]}
 
 
 _NO_PHASES = frozenset({"cpu", "runqueue"})

@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hindmost_collector.report import columns, sections
-from hindmost_collector.report.verdict_lines import RenderedVerdict, decisive, filled, in_short, overlap, rendered
+from hindmost_collector.report.verdict_lines import RenderedVerdict, decisive, in_short, overlap, rendered
 
 _STYLES = {"OK": "bold green", "UNSURE": "bold yellow"}
 _LABEL = 7
@@ -36,8 +36,8 @@ _WHOLE, _BLANK = re.compile(rf"`[^`]+`|\(?[\d.,]+ % sure\)?$|[\d.,]+ (?:{_UNITS}
 _NOTES = 2
 #: A table with a text of more words than this is written row by row.
 _PROSE = 7
-#: What stands for a recording where its path is not known, and what judges write in advice for it.
-PATH, _RUN = "PATH", "hindmost report RUN"
+#: What stands for a recording where its path is not known.
+PATH = "PATH"
 #: The label of what limits the typical step, as verdicts on all ranks have it.
 _LIMITED = "LIMITED BY"
 #: What the numbers of a verdict are, with all its evidence.
@@ -86,9 +86,7 @@ class _Request:
     @cached_property
     def verdicts(self) -> list[RenderedVerdict]:
         """Those that are shown: of a job that stopped, the stop alone."""
-        found = (rendered if self.explain else in_short)(self.report)
-        fill = {_RUN: f"hindmost report {self.path}", "`hindmost ": f"`{self.program} "}
-        known = [filled(one, fill) for one in found]
+        known = (rendered if self.explain else in_short)(self.report, self.path, self.program)
         return [one for one in known if self.explain or not self._stopped(known) or one.kind in STOPS]
 
     @staticmethod

@@ -55,23 +55,27 @@ class RenderedVerdict:
         return f"{self.head} {self.what}"
 
 
-def rendered(report: Mapping[str, Any]) -> list[RenderedVerdict]:
+def rendered(report: Mapping[str, Any], path: str = "RUN", program: str = "hindmost") -> list[RenderedVerdict]:
     """Each verdict of a report (``Report.to_dict()`` or a parsed report.json), in words, in its order.
 
-    What to do is said once: a rank that was slow three times is to be looked at once.
+    What to do is said once: a rank that was slow three times is to be looked at once. Its commands are of ``program``
+    and on the recording at ``path``, as a shell takes it.
     """
     shown: list[RenderedVerdict] = []
+    said: set[str] = set()
     for one in (_verdict(report, verdict) for verdict in report["verdicts"]):
-        said = {text for before in shown for text in before.do}
-        shown.append(replace(one, do=tuple(text for text in one.do if text not in said)))
+        new = [text for text in one.do if text not in said]
+        said |= {*one.do}
+        of_run = (text.replace("hindmost report RUN", f"hindmost report {path}") for text in new)
+        shown.append(replace(one, do=tuple(text.replace("`hindmost ", f"`{program} ") for text in of_run)))
     return shown
 
 
-def in_short(report: Mapping[str, Any]) -> list[RenderedVerdict]:
+def in_short(report: Mapping[str, Any], path: str = "RUN", program: str = "hindmost") -> list[RenderedVerdict]:
     """The same, with the periods in which the same ranks were slow for the same reason in one verdict, the first."""
     again: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
     first: dict[tuple[Any, ...], RenderedVerdict] = {}
-    for at, (one, words) in enumerate(zip(report["verdicts"], rendered(report), strict=True)):
+    for at, (one, words) in enumerate(zip(report["verdicts"], rendered(report, path, program), strict=True)):
         key = (one["kind"], *one["ranks"], one.get("cause")) if one["kind"] in _OF_SOME and one["ranks"] else (at,)
         if key in first:
             again.setdefault(key, []).append(one)
@@ -123,8 +127,7 @@ def with_rendered(report: Mapping[str, Any], *, over: bool = False, path: str = 
     Of a job that is ``over`` it begins with the costliest verdict, though that had an end, too. ``path`` is the
     recording's in commands, as a shell takes it; where it is not known, that which ``hindmost run`` chooses.
     """
-    job = report["job"]["id"]
-    path = path or f"hindmost-runs/{job}"
+    path = path or f"hindmost-runs/{report['job']['id']}"
     words = {
         "title": columns.title(report),
         "bound": columns.bound(report),
@@ -134,23 +137,8 @@ def with_rendered(report: Mapping[str, Any], *, over: bool = False, path: str = 
         "waste": columns.waste(report),
         "path": path,
     }
-    found = rendered(report) if over else [*_over(report), *rendered(report)]
-    shown = [in_commands(one, job, path) for one in found]
-    return {**report, **words, "rendered": [asdict(one) for one in shown], "overlap": overlap(report)}
-
-
-def in_commands(one: RenderedVerdict, job: str, path: str = "") -> RenderedVerdict:
-    """The same with the recording at ``path`` in its commands: where that is not known, as ``hindmost run`` chooses
-    it."""
-    return filled(one, {"hindmost report RUN": f"hindmost report {path or f'hindmost-runs/{job}'}"})
-
-
-def filled(one: RenderedVerdict, fill: Mapping[str, str]) -> RenderedVerdict:
-    """The same with what stands for the recording replaced in its advice."""
-    do = one.do
-    for blank, known in fill.items():
-        do = tuple(text.replace(blank, known) for text in do)
-    return replace(one, do=do)
+    found = [*(() if over else _over(report)), *rendered(report, path)]
+    return {**report, **words, "rendered": [asdict(one) for one in found], "overlap": overlap(report)}
 
 
 def overlap(report: Mapping[str, Any]) -> str:

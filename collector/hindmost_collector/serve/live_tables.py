@@ -18,7 +18,7 @@ from hindmost_collector.ingest.row_builder import MetricRows, Origin
 from hindmost_collector.live.jobs import Contact, LiveJob
 from hindmost_collector.report import columns, machine_tables
 from hindmost_collector.report.machine_tables import Cell, Cells, added_up, cell, machines
-from hindmost_collector.report.verdict_lines import in_commands, of_verdict, rendered
+from hindmost_collector.report.verdict_lines import of_verdict, rendered
 
 
 def picture(
@@ -32,7 +32,7 @@ def picture(
     job, path = more["job"], more.pop("path", "")
     rows = _ranks(report, places, last_steps, cells, job)
     nodes, gpus = machines(cells, rows)
-    verdicts = [in_commands(one, job, path) for one in rendered(report)] if report else []
+    verdicts = rendered(report, path or f"hindmost-runs/{job}") if report else []
     shown = [
         {**vars(words), "ranks": list(one["ranks"])}
         for words, one in zip(verdicts, (report or {}).get("verdicts") or (), strict=True)
