@@ -5,18 +5,16 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
-from hindmost_collector.collector import Collector
-from hindmost_collector.main import open_store
-from hindmost_collector.options import Options
 from hindmost_collector.simulate.stream import open_stream
 from hindmost_proto import telemetry_pb2 as wire
+
+from tests.collecting import collecting as in_this_process
 
 WORLD = 2**63 + 5
 SCHEMA = 9
@@ -196,21 +194,8 @@ def fake_agent() -> type[FakeAgent]:
 
 @pytest.fixture
 def collecting() -> Callable[..., Any]:
-    """``async with collecting(out=…) as collector``: a collector in this process, its ``address`` set."""
-
-    @asynccontextmanager
-    async def start(**options: Any) -> AsyncIterator[Collector]:
-        settings = {"listen": "127.0.0.1:0", "http": "127.0.0.1:0", "flush_seconds": 0.2, **options}
-        chosen = Options(**settings)
-        collector = Collector(chosen, open_store(chosen))
-        bound = await collector.start()
-        collector.addresses = bound  # type: ignore[attr-defined]
-        try:
-            yield collector
-        finally:
-            await collector.stop("the test is over")
-
-    return start
+    """``async with collecting(out=…) as collector``: a collector in this process, its ``addresses`` set."""
+    return in_this_process
 
 
 class Process:

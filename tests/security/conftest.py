@@ -1,19 +1,13 @@
 """Certificates of several authorities, made once, and a collector that asks for them or for tokens."""
 
 import datetime
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hindmost import credentials
 from hindmost.credentials import Client
 from hindmost_agent.delivery.stream import CallError, connect
 from hindmost_cli import pki
-from hindmost_collector.collector import Collector
-from hindmost_collector.main import open_store
-from hindmost_collector.options import resolve
 from hindmost_proto import telemetry_pb2 as wire
 from hindmost_proto.address import parse
 
@@ -42,19 +36,6 @@ def secret(tmp_path: Path) -> Path:
     path = tmp_path / "secret"
     credentials.write_private(path, SECRET + "\n")
     return path
-
-
-@asynccontextmanager
-async def collecting(**flags: Any) -> AsyncIterator[Collector]:
-    """A collector in this process with these settings, its ``addresses`` set."""
-    options = resolve({"listen": "127.0.0.1:0", "http": "127.0.0.1:0", "flush_seconds": 0.1, **flags}, {})
-    collector = Collector(options, open_store(options))
-    collector.addresses = await collector.start()  # type: ignore[attr-defined]
-    try:
-        yield collector
-    finally:
-        collector.ingest.stop("the test is over")
-        await collector.stop("the test is over")
 
 
 def tls_of(folder: Path, name: str = "collector") -> dict[str, str]:

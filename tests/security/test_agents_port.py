@@ -20,7 +20,8 @@ from hindmost_collector.ingest.relay import Relay
 from hindmost_collector.options import resolve
 from hindmost_proto.address import parse
 
-from tests.security.conftest import SECRET, client_of, collecting, greeted, hello_of, tls_of
+from tests.collecting import collecting
+from tests.security.conftest import SECRET, client_of, greeted, hello_of, tls_of
 from tests.waiting import PATIENCE_S
 
 #: A silent client that is let in is closed after a minute, whatever the timeout of its handshake.

@@ -13,8 +13,9 @@ from hindmost.credentials import job_token, write_private
 from hindmost_cli import main, pki
 from hindmost_collector.collector import Collector
 
+from tests.collecting import collecting
 from tests.commands import Says
-from tests.security.conftest import SECRET, collecting, tls_of
+from tests.security.conftest import SECRET, tls_of
 
 
 @contextmanager

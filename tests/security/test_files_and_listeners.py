@@ -34,8 +34,9 @@ from hindmost_collector.simulate import Scenario
 from hindmost_collector.simulate.write import simulated
 from hindmost_proto.address import Address
 
+from tests.collecting import collecting
 from tests.needs import need
-from tests.security.conftest import SECRET, collecting
+from tests.security.conftest import SECRET
 from tests.servers import listening
 from tests.waiting import wait_until
 

@@ -1,24 +1,15 @@
 """The stream's client against grpcio's server, and against peers that are no collector."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc.aio
 import pytest
 from hindmost_agent.delivery.stream import CallError, connect
-from hindmost_proto import SERVICE
 from hindmost_proto.telemetry_pb2 import Ack, AgentMessage, CollectorMessage, Goodbye
 
-
-async def collector(stream: Callable[..., AsyncIterator[bytes]]) -> tuple[grpc.aio.Server, int]:
-    """grpcio's server with the one method, which takes and gives bytes."""
-    server = grpc.aio.server(options=[("grpc.max_receive_message_length", -1)])
-    handlers = {"Stream": grpc.stream_stream_rpc_method_handler(stream)}
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    return server, port
+from tests.collecting import serving
 
 
 def ack(number: int) -> bytes:
@@ -50,8 +41,7 @@ async def nonsense(messages: AsyncIterator[bytes], _: Any) -> AsyncIterator[byte
 @pytest.mark.parametrize("sizes", [[0, 1, 5], [4 << 20] * 3, [7] * 1000])
 async def test_messages_arrive_whole_and_in_order_and_both_sides_end(sizes: list[int]) -> None:
     """Smaller and larger than frames and windows, while answers come."""
-    server, port = await collector(lengths)
-    async with connect("127.0.0.1", port, 5.0) as call:
+    async with serving(lengths) as port, connect("127.0.0.1", port, 5.0) as call:
 
         async def send() -> None:
             for size in sizes:
@@ -63,42 +53,35 @@ async def test_messages_arrive_whole_and_in_order_and_both_sides_end(sizes: list
         assert [answer.ack.durable_sequence for answer in answers if answer] == sizes
         assert await call.read() is None
         await sender
-    await server.stop(0)
 
 
 async def test_a_refusal_is_reported_in_the_collector_s_words() -> None:
     """What was said before it is still read."""
-    server, port = await collector(refusal)
     with pytest.raises(CallError, match="not today: é, 100 %"):  # noqa: PT012 - the call is over inside of its block
-        async with connect("127.0.0.1", port, 5.0) as call:
+        async with serving(refusal) as port, connect("127.0.0.1", port, 5.0) as call:
             await call.write(b"please")
             answer = await call.read()
             assert answer is not None
             assert answer.ack.durable_sequence == len(b"please")
             await call.read()
-    await server.stop(0)
 
 
 async def test_a_collector_that_ends_the_call_while_the_agent_writes_is_reported() -> None:
     """Not as a stream that was reset, and not by its number: nothing is wrong with the connection."""
-    server, port = await collector(end)
     with pytest.raises(CallError) as caught:  # noqa: PT012 - as above
-        async with connect("127.0.0.1", port, 5.0) as call:
+        async with serving(end) as port, connect("127.0.0.1", port, 5.0) as call:
             while True:
                 await call.write(bytes(1 << 16))
                 await asyncio.sleep(0)
     assert str(caught.value) == "it ended the stream"
-    await server.stop(0)
 
 
 async def test_a_message_that_cannot_be_read_is_a_reason() -> None:
     """Whatever its decoder raises."""
-    server, port = await collector(nonsense)
     with pytest.raises(CallError, match="cannot be read"):  # noqa: PT012 - as above
-        async with connect("127.0.0.1", port, 5.0) as call:
+        async with serving(nonsense) as port, connect("127.0.0.1", port, 5.0) as call:
             await call.write(AgentMessage(goodbye=Goodbye()).SerializeToString())
             await call.read()
-    await server.stop(0)
 
 
 @pytest.mark.parametrize("said", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n", bytes(range(256)) * 9])

@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import grpc.aio
 import pytest
 from hindmost_agent.delivery import stream as delivery_stream
 from hindmost_agent.delivery.batch import message
@@ -17,9 +16,10 @@ from hindmost_agent.delivery.spool import Spool
 from hindmost_agent.delivery.stream import FIRST_ROUND_TRIPS, LONGEST_PAUSE_S, Pace, RoundTrips, Shipper
 from hindmost_agent.sampler import AgentCounts
 from hindmost_agent.settings import Address
-from hindmost_proto import SERVICE, retry
+from hindmost_proto import retry
 from hindmost_proto import telemetry_pb2 as wire
 
+from tests.collecting import MESSAGES, serving
 from tests.waiting import PATIENCE_S, until
 
 #: A port without a listener.
@@ -35,7 +35,7 @@ class Collector:
         self.messages: list[wire.AgentMessage] = []
         self.streams: list[Any] = []
         self.port = 0
-        self._server: grpc.aio.Server | None = None
+        self._serving = AsyncExitStack()
 
     async def stream(self, messages: AsyncIterator[wire.AgentMessage], context: Any) -> AsyncIterator[Any]:
         self.streams.append(context)
@@ -62,17 +62,10 @@ class Collector:
         return [str(one.WhichOneof("body")) for one in self.messages]
 
     async def start(self) -> None:
-        self._server = grpc.aio.server()
-        types = (wire.AgentMessage.FromString, wire.CollectorMessage.SerializeToString)
-        stream = grpc.stream_stream_rpc_method_handler(self.stream, *types)
-        service = grpc.method_handlers_generic_handler(SERVICE, {"Stream": stream})
-        self._server.add_generic_rpc_handlers((service,))
-        self.port = self._server.add_insecure_port(f"127.0.0.1:{self.port}")
-        await self._server.start()
+        self.port = await self._serving.enter_async_context(serving(self.stream, *MESSAGES, port=self.port))
 
     async def stop(self) -> None:
-        assert self._server is not None
-        await self._server.stop(0)
+        await self._serving.aclose()
 
     def successor(self, durable: int = 0) -> Collector:
         """One that will listen where this one did, and has that much on disk."""

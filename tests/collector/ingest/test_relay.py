@@ -11,13 +11,13 @@ import grpc
 import pytest
 from hindmost.errors import UsageError
 from hindmost_cli import collector as command
-from hindmost_collector.ingest.connections import served
 from hindmost_collector.ingest.relay import Link, RelayedAgent, choose, relayed
 from hindmost_collector.options import resolve
 from hindmost_collector.simulate.stream import open_stream
 from hindmost_proto import METHOD, retry
 from hindmost_proto import telemetry_pb2 as wire
 
+from tests.collecting import serving
 from tests.collector import stored
 from tests.pages import fetched
 from tests.waiting import PATIENCE_S, until
@@ -225,17 +225,6 @@ async def answering(said, *, stays):
     server.close()
 
 
-@contextlib.asynccontextmanager
-async def calling(stream):
-    """A port where grpcio serves this as a collector's method."""
-    server = grpc.aio.server()
-    server.add_generic_rpc_handlers((served(stream, bytes),))
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    yield port
-    await server.stop(0)
-
-
 async def silent(requests, context):
     async for _ in requests:
         pass
@@ -266,11 +255,11 @@ async def refusal(requests, context):
         (lambda: answering(b"", stays=False), PATIENCE_S, ""),
         (lambda: answering(b"", stays=True), 0.2, "no answer"),
         (lambda: answering(b"HTTP/1.1 400 Bad Request\r\n\r\n", stays=False), PATIENCE_S, ""),
-        (lambda: calling(silent), 0.2, "no answer"),
-        (lambda: calling(nonsense), PATIENCE_S, "it sent a message that cannot be read"),
-        (lambda: calling(nonsense_later), PATIENCE_S, "it sent a message that cannot be read"),
-        (lambda: calling(another), PATIENCE_S, "it does not answer as a collector that takes relays"),
-        (lambda: calling(refusal), PATIENCE_S, "not today"),
+        (lambda: serving(silent), 0.2, "no answer"),
+        (lambda: serving(nonsense), PATIENCE_S, "it sent a message that cannot be read"),
+        (lambda: serving(nonsense_later), PATIENCE_S, "it sent a message that cannot be read"),
+        (lambda: serving(another), PATIENCE_S, "it does not answer as a collector that takes relays"),
+        (lambda: serving(refusal), PATIENCE_S, "not today"),
     ],
     ids="hangs-up says-nothing no-gRPC silent nonsense nonsense-later another-service refuses".split(),
 )

@@ -9,9 +9,6 @@ import grpc
 import hindmost_cli
 import pytest
 from hindmost.errors import HindmostError
-from hindmost_collector.collector import Collector
-from hindmost_collector.main import open_store
-from hindmost_collector.options import Options
 from hindmost_collector.recordings.load import load
 from hindmost_collector.simulate import Fault, Scenario
 from hindmost_collector.simulate.record import sampled
@@ -20,6 +17,7 @@ from hindmost_collector.simulate.stream import Job, send
 from hindmost_judge.judge import judge
 from hindmost_proto import telemetry_pb2 as wire
 
+from tests.collecting import MESSAGES, collecting, serving
 from tests.waiting import until
 
 #: So many steps that a pause of the machine, which all of them show, hides no fault.
@@ -30,18 +28,12 @@ def collected(folder: Path, scenario: Scenario, seen: str = "") -> int:
     """Send the job to a collector of this process, which stops once the verdict ``seen`` is; how many batches."""
 
     async def go() -> int:
-        options = Options("127.0.0.1:0", "none", str(folder), job_id="simulated-5", flush_seconds=0.2)
-        collector = Collector(options, open_store(options))
-        address = (await collector.start())["grpc"]
-        assert address
-        try:
-            count = await asyncio.to_thread(send, scenario, address)
+        async with collecting(http="none", out=str(folder), job_id="simulated-5") as collector:
+            count = await asyncio.to_thread(send, scenario, collector.addresses["grpc"])
             if seen:
                 jobs = collector.jobs
                 await until(lambda: any(one["kind"] == seen for job in jobs.values() for one in job.verdicts()))
             return count
-        finally:
-            await collector.stop("the test is over")
 
     return asyncio.run(go())
 
@@ -113,16 +105,10 @@ async def test_a_collector_may_leave(capsys: pytest.CaptureFixture[str], after: 
                 await context.abort(grpc.StatusCode.UNAVAILABLE, said) if said else None
                 return
 
-    server = grpc.aio.server()
-    types = (wire.AgentMessage.FromString, wire.CollectorMessage.SerializeToString)
-    stream = grpc.stream_stream_rpc_method_handler(leaving, *types)
-    server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("hindmost.v1.Telemetry", {"Stream": stream})])
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    words = ["simulate", "--collector", f"127.0.0.1:{port}", "--ranks", "16", "--steps", "40"]
-    assert await asyncio.to_thread(hindmost_cli.main, words) == 1
+    async with serving(leaving, *MESSAGES) as port:
+        words = ["simulate", "--collector", f"127.0.0.1:{port}", "--ranks", "16", "--steps", "40"]
+        assert await asyncio.to_thread(hindmost_cli.main, words) == 1
     line = f"hindmost simulate: the collector at 127.0.0.1:{port} left before it had all of the job ("
-    await server.stop(None)
     (err,) = capsys.readouterr().err.splitlines()
     # A sender that still writes may meet the end before its message arrives; one that has sent all waits for it.
     told_as = {reason} if after == BATCHES else {reason, "it gave no reason"}
@@ -154,14 +140,9 @@ def test_every_fault_is_reported_from_what_a_collector_was_sent(tmp_path: Path, 
 
 async def test_jobs_at_one_collector_stay_apart(tmp_path: Path) -> None:
     """Each job's rows are of its own ranks, though ranks and nodes of both have the same numbers."""
-    options = Options("127.0.0.1:0", "none", store=str(tmp_path), flush_seconds=0.2)
     jobs = [Scenario(ranks=ranks, steps=12, seed=seed) for seed, ranks in ((5, 16), (6, 8))]
-
-    collector = Collector(options, open_store(options))
-    address = (await collector.start())["grpc"]
-    assert address
-    await asyncio.gather(*(asyncio.to_thread(send, job, address) for job in jobs))
-    await collector.stop("the test is over")
+    async with collecting(http="none", store=str(tmp_path)) as collector:
+        await asyncio.gather(*(asyncio.to_thread(send, job, collector.addresses["grpc"]) for job in jobs))
     runs = [load(tmp_path / f"simulated-{job.seed}") for job in jobs]
     assert [len(run.steps["step"]) for run in runs] == [16 * 12, 8 * 12]
     assert [set(run.ranks["rank"].tolist()) for run in runs] == [set(range(16)), set(range(8))]
