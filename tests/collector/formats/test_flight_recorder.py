@@ -22,6 +22,12 @@ from tests.collector.foreign_files import HUNG, dump, dump_of, entry, of_group, 
 from tests.recordings import unpacked
 
 
+def accused(folder: Path) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
+    """What the first verdict on a folder is, of whom, and who waited."""
+    verdict = judge(load(folder)).verdicts[0]
+    return verdict.kind, verdict.ranks, verdict.victims
+
+
 def test_unfinished_operations_are_in_flight(tmp_path: Path) -> None:
     """The rank that is missing from the lowest unfinished operation is the one that others wait for."""
     write(tmp_path, 0, dump_of(entered=6, completed=4))
@@ -54,8 +60,7 @@ def test_what_was_open_for_as_long_as_its_time_out_had_stopped(tmp_path: Path, a
             called["timeout_ms"] = 12_000
         at = 10**18 + 4 * 10**6 + round(after_s * 1e9)  # after the first open one was called
         write(tmp_path, rank, content, at_ns=at)
-    verdict = judge(load(tmp_path)).verdicts[0]
-    assert (verdict.kind, verdict.ranks) == (kind, (1,) if kind == "hang" else ())
+    assert accused(tmp_path)[:2] == (kind, (1,) if kind == "hang" else ())
 
 
 @pytest.mark.parametrize(("after_s", "kind"), [(1, "insufficient_data"), (60, "hang")])
@@ -161,8 +166,7 @@ def test_a_send_and_the_receive_that_it_waits_for_are_no_divergence(tmp_path: Pa
         entries = [*done, *(_entry(group, name, seq, 1, done=False) for group, name, seq in left)]
         write(tmp_path, rank, dump(entries, **{name: str(ranks) for name, ranks in groups.items()}))
     (tmp_path / "nvml.csv").write_text(f"t_ns,gpu,util\n{10**18},0,100\n{10**18 + 60 * 10**9},0,100\n")
-    verdict = judge(load(tmp_path)).verdicts[0]
-    assert (verdict.kind, verdict.ranks, verdict.victims) == ("hang", (3,), (0, 1, 2))
+    assert accused(tmp_path) == ("hang", (3,), (0, 1, 2))
 
 
 def _waiting(folder: Path, name: str, sizes: list[int], *, left: int = 0, twice: bool = False) -> None:
@@ -195,15 +199,17 @@ def test_an_operation_of_another_size_is_another_operation(tmp_path: Path, kind:
 def test_a_desync_quotes_the_line_of_the_odd_call(
     tmp_path: Path, sizes: list[int], odd: int, others: tuple[str, ...]
 ) -> None:
-    """From where each rank called what the others did not, as its dump tells; of two ranks, from where either did."""
+    """From where each rank called what the others did not, as its dump tells; of two ranks, from where either did:
+    which of them is wrong is unknown."""
     _waiting(tmp_path, "nccl:all_reduce", sizes)
     for rank in range(len(sizes)):
         path = tmp_path / f"nccl_trace_rank_{rank}"
         content = json.loads(path.read_text()) if rank % 2 else pickle.loads(path.read_bytes())  # noqa: S301 - our own
         content["entries"][5]["frames"] = [{"name": "step", "filename": "train.py", "line": 100 + rank}]
         write(tmp_path, rank, content, as_json=True, at_ns=10**18 + 13 * 10**9)
-    evidence = judge(load(tmp_path)).verdicts[0].evidence
-    lines = [line for line in evidence if "called from train.py:" in line]
+    verdict = judge(load(tmp_path)).verdicts[0]
+    assert (verdict.kind, verdict.ranks) == ("desync", () if others else (odd,))
+    lines = [line for line in verdict.evidence if "called from train.py:" in line]
     assert [line.split(" entered")[0] for line in lines] == [f"rank {odd}", *others]
     assert lines[0].endswith(f"there, called from train.py:{100 + odd}, in step()")
 
@@ -227,19 +233,11 @@ def test_another_size_needs_no_length_of_the_wait(tmp_path: Path) -> None:
     assert any("(time not recorded)" in line for line in verdict.evidence)
 
 
-def test_with_as_many_sizes_as_ranks_no_rank_is_named(tmp_path: Path) -> None:
-    """One of two ranks called it with another size: which is wrong is unknown."""
-    _waiting(tmp_path, "nccl:_all_gather_base", [2048, 7])
-    verdict = judge(load(tmp_path)).verdicts[0]
-    assert (verdict.kind, verdict.ranks) == ("desync", ())
-
-
 @pytest.mark.parametrize(("left", "twice"), [(0, True), (2, False)], ids=["two of one number", "some have left it"])
 def test_sizes_that_may_not_be_the_members_accuse_no_rank(tmp_path: Path, left: int, twice: bool) -> None:
     """Which of two operations meets which is not known, nor what most gave by those alone who are still inside."""
     _waiting(tmp_path, "nccl:broadcast", [2048, 2048, 2048, 7, 7], left=left, twice=twice)
-    verdict = judge(load(tmp_path)).verdicts[0]
-    assert (verdict.kind, verdict.ranks) == ("hang", ())
+    assert accused(tmp_path)[:2] == ("hang", ())
 
 
 MS = 1_000_000
@@ -303,17 +301,6 @@ def test_what_was_begun_together_is_open_while_all_of_it_is(tmp_path: Path, stat
     assert ("hang" in kinds) is (left > 0)
 
 
-def test_a_torn_dump_among_many_is_set_aside_and_said(tmp_path: Path) -> None:
-    """The rest is judged: who was seen not to come is the culprit, not the one whose dump cannot be read."""
-    of_group(tmp_path, "[0, 1, 2, 3]", (0, 2, 3), r1=4)
-    whole = (tmp_path / "nccl_trace_rank_0").read_bytes()
-    (tmp_path / "nccl_trace_rank_0").write_bytes(whole[: len(whole) // 2])
-    report = judge(load(tmp_path))
-    assert (report.verdicts[0].kind, report.verdicts[0].ranks) == ("hang", (1,))
-    assert report.verdicts[0].confidence == pytest.approx(0.8)
-    assert any(note.startswith("Left out: nccl_trace_rank_0: damaged, not read: ") for note in report.notes)
-
-
 @pytest.mark.parametrize("kind", ["pickle", "json"])
 def test_the_hung_rank_s_own_dump_may_be_the_torn_one(tmp_path: Path, kind: str) -> None:
     """Then it is named as one that left none."""
@@ -328,8 +315,7 @@ def test_a_missing_dump_next_to_profiles_accuses_no_other_rank(tmp_path: Path) -
     folder = unpacked(HUNG, tmp_path)
     damaged = folder / "nccl_trace_rank_0"
     damaged.write_bytes(damaged.read_bytes()[:3000])
-    verdict = judge(load(folder)).verdicts[0]
-    assert (verdict.kind, verdict.ranks, verdict.victims) == ("hang", (1,), (2, 3))
+    assert accused(folder) == ("hang", (1,), (2, 3))
 
 
 class _Bomb:
@@ -399,14 +385,16 @@ def test_an_empty_file_is_reported_where_others_of_its_name_are_not(tmp_path: Pa
     assert note == "nccl_trace_rank_2: left out; not the format of the other files of that name."
 
 
-@pytest.mark.parametrize("garbled", ["an opcode", "utf-8", "zeros", "no list"])
-def test_a_garbled_dump_is_set_aside_too(tmp_path: Path, garbled: str) -> None:
-    """What a disk did to it is no attack."""
+@pytest.mark.parametrize("garbled", ["torn", "an opcode", "utf-8", "zeros", "no list"])
+def test_a_damaged_dump_among_many_is_set_aside_and_said(tmp_path: Path, garbled: str) -> None:
+    """The rest is judged: who was seen not to come is the culprit, not the one whose dump cannot be read. What a disk
+    did to it is no attack."""
     of_group(tmp_path, "[0, 1, 2, 3]", (0, 2, 3), r1=4)
     file = tmp_path / "nccl_trace_rank_0"
     data = file.read_bytes()
     half = len(data) // 2
     made = {
+        "torn": data[:half],
         "an opcode": data[:half] + b"\xa5" + data[half + 1 :],
         "utf-8": data.replace(b"backward", b"back\xd8ard"),
         "zeros": data[:half] + b"\0" * (len(data) - half),
@@ -414,8 +402,10 @@ def test_a_garbled_dump_is_set_aside_too(tmp_path: Path, garbled: str) -> None:
     }
     file.write_bytes(made[garbled])
     report = judge(load(tmp_path))
-    assert report.verdicts[0].ranks == (1,)
-    assert any(note.startswith("Left out: nccl_trace_rank_0: ") for note in report.notes)
+    assert (report.verdicts[0].kind, report.verdicts[0].ranks) == ("hang", (1,))
+    assert report.verdicts[0].confidence == pytest.approx(0.8)
+    damaged = "damaged, not read: " if garbled == "torn" else ""
+    assert any(note.startswith(f"Left out: nccl_trace_rank_0: {damaged}") for note in report.notes)
 
 
 def test_dumps_that_are_all_damaged_leave_the_rest(tmp_path: Path) -> None:
@@ -460,6 +450,11 @@ def _gloo(entered: int, ended: int, last_name: str = "gloo:all_reduce") -> dict[
     return {"version": "2.10", "pg_config": config, "pg_status": {"0": status}, "entries": _entries(entered, **fields)}
 
 
+def _without(late: int) -> list[dict[str, Any]]:
+    """Four ranks' dumps, of which one has not entered what the others wait in."""
+    return [_gloo(20 if rank == late else 21, 20) for rank in range(4)]
+
+
 def _first_format(entered: int, ended: int, *, members: bool) -> dict[str, Any]:
     """A dump of format 1: one number for all operations, groups by the process' own number, with members since 1.4."""
     fields = {
@@ -484,8 +479,7 @@ def _stored(folder: Path, dumps: list[dict[str, Any]], *, after_s: int = 600, as
 @pytest.mark.parametrize("as_json", [False, True], ids=["pickle", "json"])
 def test_what_gloo_has_retired_has_ended(tmp_path: Path, as_json: bool) -> None:
     """It stays scheduled for ever: gloo is not polled for an operation's progress."""
-    _stored(tmp_path, [_gloo(20, 20) if rank == 1 else _gloo(21, 20) for rank in range(4)], as_json=as_json)
-    run = load(tmp_path)
+    run = load(_stored(tmp_path, _without(1), as_json=as_json))
     assert run.in_flight["rank"].tolist() == [0, 2, 3]
     assert set(run.communicators["size"].tolist()) == {4}
     verdict = judge(run).verdicts[0]
@@ -498,8 +492,7 @@ def test_what_the_watchdog_aborted_had_not_ended(tmp_path: Path) -> None:
     made["pg_status"]["0"]["last_completed_collective"] = 20
     for one in made["entries"]:
         one["profiling_name"] = "nccl:all_reduce"
-    _stored(tmp_path, [made])
-    assert load(tmp_path).in_flight["seq"].tolist() == [20]
+    assert load(_stored(tmp_path, [made])).in_flight["seq"].tolist() == [20]
 
 
 @pytest.mark.parametrize("members", [True, False], ids=["1.4", "1.1"])
@@ -528,7 +521,7 @@ def test_numbers_of_groups_are_each_process_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize("as_json", [False, True], ids=["pickle", "json"])
 def test_a_status_without_operations_tells_who_did_not_come(tmp_path: Path, as_json: bool) -> None:
     """Dumps may be asked for without collectives: how many each rank enqueued and completed is in them all the same."""
-    dumps = [_gloo(20, 20) if rank == 1 else _gloo(21, 20) for rank in range(4)]
+    dumps = _without(1)
     for made in dumps:
         del made["entries"]
         if as_json:  # numbers of a status are in quotes there
@@ -540,10 +533,8 @@ def test_a_status_without_operations_tells_who_did_not_come(tmp_path: Path, as_j
 @pytest.mark.parametrize("after_s", [0, 600])
 def test_another_operation_at_one_number_is_reported_at_any_age(tmp_path: Path, after_s: int) -> None:
     """No moment of a job at work shows two operations where one was to be."""
-    odd = _gloo(21, 20, last_name="gloo:broadcast")
-    _stored(tmp_path, [odd if rank == 1 else _gloo(21, 20) for rank in range(4)], after_s=after_s)
-    verdict = judge(load(tmp_path)).verdicts[0]
-    assert (verdict.kind, verdict.ranks, verdict.victims) == ("desync", (1,), (0, 2, 3))
+    dumps = [_gloo(21, 20, f"gloo:{'broadcast' if rank == 1 else 'all_reduce'}") for rank in range(4)]
+    assert accused(_stored(tmp_path, dumps, after_s=after_s)) == ("desync", (1,), (0, 2, 3))
 
 
 def test_operations_grouped_under_one_number_are_no_divergence(tmp_path: Path) -> None:
@@ -559,8 +550,7 @@ def test_operations_grouped_under_one_number_are_no_divergence(tmp_path: Path) -
 def test_a_job_at_work_is_not_said_to_hang(tmp_path: Path, after_s: int) -> None:
     """Looking up the lines of all calls took torch 8 s: the report lists what was open then, and that work looks
     alike."""
-    _stored(tmp_path, [_gloo(20, 20) if rank == 2 else _gloo(21, 20) for rank in range(4)], after_s=after_s)
-    (verdict,) = judge(load(tmp_path)).verdicts
+    (verdict,) = judge(load(_stored(tmp_path, _without(2), after_s=after_s))).verdicts
     assert verdict.kind == "insufficient_data"
     assert verdict.evidence[0].startswith("ranks 0, 1 and 3 are in all_reduce number 20, rank 2 not yet")
     assert "again" in verdict.advice[0]
