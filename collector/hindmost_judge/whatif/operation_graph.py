@@ -26,7 +26,7 @@ from hindmost_judge.types import Array, Floats, Ints
 from hindmost_judge.verdict import advice, summary
 from hindmost_judge.verdict.schema import RankRow, Report, Verdict, Waste, WhatIf
 from hindmost_judge.verdict.wording import against, ms, names, percent
-from hindmost_judge.whatif.pipeline_replay import Level, in_levels
+from hindmost_judge.whatif.replay import Events
 from hindmost_judge.whatif.waste import waste_rows
 
 _PAIRED = ("forward-send", "forward-recv", "backward-send", "backward-recv")
@@ -39,11 +39,12 @@ _TRANSFER = "sync"
 
 @dataclass(frozen=True)
 class Graph:
-    """Operations sorted by worker and start. ``group`` [N] is a transfer's first end, -1 for computing.
+    """Operations sorted by worker and start.
 
-    Operation ``after`` [E] each follows ``before`` [E]; ``levels`` are all operations, each after what it follows.
-    ``cost`` [N] ns is what an operation itself took and ``ideal`` [N] what it takes with all alike; ``replica`` and
-    ``batch`` [N] are whose micro-batch it belongs to and which. ``phase`` [N]: empty of what is no part of the tables.
+    ``events`` are when all is there that an operation, or all ends of a transfer, need, and the ends of steps;
+    ``before`` [E] is the operation whose end each edge is. ``cost`` [N] ns is what an operation itself took and
+    ``ideal`` [N] what it takes with all alike; ``replica`` and ``batch`` [N] are whose micro-batch it belongs to and
+    which. ``phase`` [N]: empty of what is no part of the tables.
     """
 
     step: Ints
@@ -51,10 +52,8 @@ class Graph:
     stage: Ints
     op: Ints
     phase: Array
-    group: Ints
+    events: Events
     before: Ints
-    after: Ints
-    levels: list[Level]
     cost: Floats
     ideal: Floats
     replica: Ints
@@ -76,13 +75,7 @@ class Graph:
 
     def replay(self, cost: Floats) -> float:
         """Mean ns of a step when every operation starts as soon as what it needs is there."""
-        ready, end = np.zeros(len(cost)), np.zeros(len(cost))
-        for level in self.levels:
-            end[level.rows] = level.last(ready[level.rows]) + cost[level.rows]
-            np.maximum.at(ready, self.after[level.edges], end[self.before[level.edges]])
-        lengths = np.zeros(int(self.step.max()) + 1)
-        np.maximum.at(lengths, self.step, end)
-        return float(lengths.mean())
+        return float(self.events.times(cost[self.before])[len(cost) :].mean())
 
 
 def build(operations: Table) -> Graph:
@@ -100,16 +93,17 @@ def build(operations: Table) -> Graph:
         ideal[mask] = np.median(cost[mask]) if (group[mask] >= 0).any() else cost[mask].mean()
     phases = np.array([_COMPUTING.get(name, "") for name in names])[op]
     before, after = _order(step, table["rank"], [names[one] for one in op], table["seq"].tolist())
+    each = np.arange(len(op))
+    needs = np.where(group < 0, each, group)
+    ends = (needs, len(op) + step)
     return Graph(
         step=step,
         rank=table["rank"].astype(np.int64),
         stage=table["stage"].astype(np.int64),
         op=op,
         phase=np.where((phases == "") & (group >= 0), _TRANSFER, phases),
-        group=group,
-        before=before,
-        after=after,
-        levels=in_levels(before, after, np.where(group < 0, np.arange(len(group)), group)),
+        events=Events(len(op) + int(step.max()) + 1, [(needs[before], needs[after]), ends]),
+        before=np.append(before, each),
         cost=cost,
         ideal=ideal,
         replica=table["dp"].astype(np.int64),

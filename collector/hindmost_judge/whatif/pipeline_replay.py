@@ -18,6 +18,7 @@ from hindmost_judge.stats.robust import median, or_zero, peers_median
 from hindmost_judge.timeline.messages import COLLECTIVE, RECEIVE, SEND, Schedule, fused_receives_in_full
 from hindmost_judge.timeline.overlap import TRADED, traded
 from hindmost_judge.types import Array, Floats, Ints
+from hindmost_judge.whatif.replay import Events
 
 #: An operation was waited for if another follows within this time (ns) after its end.
 _SOON = 2_000.0
@@ -31,32 +32,14 @@ _OFTEN = (0.25, 0.5, 0.75, 1.0)
 
 
 @dataclass(frozen=True)
-class Level:
-    """Operations ``rows`` [M] that follow none of each other, sorted by ``unit`` [M]; ``first`` of each unit.
-
-    ``edges`` are the numbers of the dependencies on them.
-    """
-
-    rows: Ints
-    first: Ints
-    unit: Ints
-    edges: Ints
-
-    def last(self, came: Floats) -> Floats:
-        """[M, ...] when the last of each operation's unit has come, of when each [M, ...] has."""
-        return np.asarray(np.maximum.reduceat(came, self.first, axis=0)[self.unit])
-
-
-@dataclass(frozen=True)
 class PipelineGraph:
     """Steps of a pipeline as a dependency graph: N operations, G steps; ``steps`` [G] are indices of all S.
 
     ``work`` [N, G] ns is what a rank does before each operation, ``delay`` [N, G] how much more than its peers.
-    ``least`` [N, G] is what the peers of its cohort's slowest rank take. The work follows operation ``base`` [N] of the
-    rank (-1: the step's begin); ``previous`` is the operation before.
-    ``takes`` [N, G] is how long after the last of those that end together has come, ns, ``holds`` [N] whether the rank
-    waits for that. ``source`` [N] is what a receive waits for (-1: its unit only), ``wire`` [N, G]
-    how long that travels. ``levels`` are these operations in an order in which each comes after all that it needs.
+    ``least`` [N, G] is what the peers of its cohort's slowest rank take.
+    ``takes`` [N, G] ns is for how long a rank waits once the last of those that end together has come: 0 if it goes on
+    meanwhile. ``wire`` [M, G] ns is how long messages travel that were sent ahead. ``events`` come after these times,
+    in this order: each rank's to an operation, the operations' ends, and messages'; and then when ranks go on.
     ``comm_class`` [N] is a collective's class of communicators, below 0 for others. ``stage`` [R] is each rank's
     place in its pipeline, where that is a chain.
     """
@@ -67,13 +50,9 @@ class PipelineGraph:
     work: Floats
     delay: Floats
     least: Floats
-    base: Ints
-    previous: Ints
     takes: Floats
-    holds: Array
-    source: Ints
     wire: Floats
-    levels: list[Level]
+    events: Events
     comm_class: Ints
     count: int
     stage: Ints | None = None
@@ -108,25 +87,8 @@ class PipelineGraph:
 
     def replay(self, work: Floats) -> Floats:
         """[G] ns of each step with this work [N, G] before the operations."""
-        front, came = np.zeros_like(work), np.zeros_like(work)
-        for level, based, source, sends, holds, followed in self._order:
-            rows = level.rows
-            arrived = np.where(based, front[self.base[rows]], 0.0) + work[rows]
-            came[rows] = arrived
-            arrived = np.where(sends, np.maximum(arrived, came[source] + self.wire[rows]), arrived)
-            left = np.where(holds, level.last(arrived) + self.takes[rows], came[rows])
-            front[rows] = np.maximum(left, np.where(followed, front[self.previous[rows]], 0.0))
-        return np.asarray(front.max(axis=0))
-
-    @cached_property
-    def _order(self) -> list[tuple[Level, Array, Ints, Array, Array, Array]]:
-        """Of each level what no work changes: its operations, and what they wait for."""
-        found = []
-        for level in self.levels:
-            base, source, previous = (one[level.rows] for one in (self.base, self.source, self.previous))
-            based, sends, followed = (one[:, None] >= 0 for one in (base, source, previous))
-            found.append((level, based, source, sends, self.holds[level.rows][:, None], followed))
-        return found
+        goes_on = self.events.times(np.concatenate([work, self.takes, self.wire]))[-len(work) :]
+        return np.asarray(goes_on.max(axis=0))
 
     def intervals(self, ranks: int) -> tuple[Floats, Ints]:
         """[R, S * P] delay before each operation, 0 where there is none, and the index of each column's step."""
@@ -201,9 +163,18 @@ def _dependencies(
     previous = np.where(schedule.place > 0, np.arange(len(schedule.row)) - 1, -1)
     base, work = _work(schedule, _fronts(schedule, holds), previous)
     against = _against_peers(schedule, work, cohort)
-    needs = np.stack([base, previous, eager])
-    levels = in_levels(needs[needs >= 0], np.nonzero(needs >= 0)[1], unit)
-    if sum(len(level.rows) for level in levels) < len(unit) or against is None:
+    # A step's begin, when each rank comes to an operation, when all that end together have come, and when it goes on.
+    each, sent, inner = np.arange(len(unit)), np.flatnonzero(eager >= 0), np.flatnonzero(previous >= 0)
+    came, met, goes_on = 1 + each, 1 + len(unit) + unit, 1 + 2 * len(unit) + each
+    follows = [
+        (np.where(base >= 0, goes_on[base], 0), came),
+        (np.where(holds, met, came), goes_on),
+        (came[eager[sent]], met[sent]),
+        (came, met),
+        (goes_on[previous[inner]], goes_on[inner]),
+    ]
+    events = Events(1 + 3 * len(unit), follows)
+    if events.circular or against is None:
         return None
     delay, least = against
     return PipelineGraph(
@@ -213,13 +184,9 @@ def _dependencies(
         work=work,
         delay=delay,
         least=least,
-        base=base,
-        previous=previous,
-        takes=takes,
-        holds=holds,
-        source=eager,
-        wire=np.where((eager >= 0)[:, None], travels - after, 0.0),
-        levels=levels,
+        takes=np.where(holds[:, None], takes, 0.0),
+        wire=(travels - after)[sent],
+        events=events,
         comm_class=schedule.kind - COLLECTIVE,
         count=count,
         stage=schedule.stages(len(cohort)),
@@ -368,36 +335,6 @@ def _against_peers(schedule: Schedule, work: Floats, cohort: Ints) -> tuple[Floa
         delay[block] = (values - peers).reshape(work[block].shape)
         least[block] = np.broadcast_to(peers.min(axis=0), peers.shape).reshape(work[block].shape)
     return delay, least
-
-
-def in_levels(before: Ints, after: Ints, unit: Ints) -> list[Level]:
-    """N operations in an order in which each comes after all that it needs, but for those that wait in a circle.
-
-    Those ``after`` [E] need those ``before`` [E]; those of one ``unit`` [N], the number of one of them, end together.
-    """
-    order = np.argsort(unit[before], kind="stable")
-    after, first = unit[after][order], unit[before][order]
-    waiting = np.bincount(after, minlength=len(unit))
-    by_unit = np.argsort(unit, kind="stable")
-    bounds = np.searchsorted(unit[by_unit], np.arange(len(unit) + 1))
-    edges = np.searchsorted(first, np.arange(len(unit) + 1))
-    free = np.flatnonzero((waiting == 0) & (np.diff(bounds) > 0))
-    levels = []
-    while len(free):
-        size, leading = bounds[free + 1] - bounds[free], _ranges(edges[free], edges[free + 1])
-        rows = by_unit[_ranges(bounds[free], bounds[free + 1])]
-        levels.append(Level(rows, np.cumsum(size) - size, np.repeat(np.arange(len(free)), size), order[leading]))
-        reached = after[leading]
-        np.subtract.at(waiting, reached, 1)
-        reached = np.unique(reached)
-        free = reached[waiting[reached] == 0]
-    return levels
-
-
-def _ranges(first: Ints, stop: Ints) -> Ints:
-    """All integers of several ranges, one after the other."""
-    size = stop - first
-    return np.repeat(first - np.append(0, np.cumsum(size)[:-1]), size) + np.arange(size.sum())
 
 
 def saved_by_transfers(built: PipelineGraph, rows: Sequence[int], comm_class: int, share: float) -> float:
