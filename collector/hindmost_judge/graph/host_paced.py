@@ -203,9 +203,8 @@ _AHEAD = 0.1
 _TURNS, _WAITS = 6, 0.02
 #: A rank waits for a batch that takes this share of what a worker needs for it; less may be the fetch itself.
 _WAITED = 0.1
-#: Turns of a replay, batches that a worker is ahead at most (in PyTorch), deviations by which a healthy one differs,
-#: and by which ranks do from healthy ones that the replay cannot be of.
-_REPLAYED, _PREFETCHED, _OUTLIES, _UNLIKE = 100, 2, 3.0, 2.0
+#: Deviations by which a healthy worker differs, and by which ranks do from healthy ones that they cannot be.
+_OUTLIES, _UNLIKE = 3.0, 2.0
 #: Processes of a rank at the usual sample from which on it has workers.
 _SEEN = 0.5
 #: A step counts for at most as much as this share of the steps do not exceed: stalls come in no turns.
@@ -276,22 +275,6 @@ def usual_load(ready: Floats, waits: Bools, scatter: float) -> tuple[float, floa
     return usual, usual * scatter / float(np.sqrt(known)), int(healthy.sum())
 
 
-def _healthy_pace(usual: float, ranks: int, scatter: Floats, rest: Floats, turn: int) -> float:
-    """Ns a step of a job whose loaders all need ``usual`` ns for a batch.
-
-    By a replay: a worker begins a batch when it has the one before and there is a place for it. Batches differ by the
-    shares ``scatter`` [N]; ``rest`` [S] is what steps take but for their wait.
-    """
-    usual_rest, steps = float(median(rest)), _REPLAYED * turn
-    load = usual * (1 + np.random.default_rng(0).choice(scatter - scatter.mean(), (steps, ranks)))
-    ready, used, now = np.zeros((steps + turn, ranks)), np.zeros(steps + _PREFETCHED * turn), 0.0
-    for step in range(steps):
-        ready[step + turn] = np.maximum(ready[step], used[step]) + load[step]
-        used[step + _PREFETCHED * turn] = now = max(now, float(ready[step + turn].max()))
-        now += usual_rest
-    return float(used[-1] - used[-steps // 2]) / (steps // 2 - 1)
-
-
 def _loads(blocks: Blocks, run: Run, turn: int) -> tuple[Floats, float, float, int | None] | None:
     """[R, S] ns a step that each rank's loader takes; NaN: unknown. Then what healthy ones usually take, what a step
     of a job with such loaders takes, and the only row of which loads are known, if it is one.
@@ -324,13 +307,10 @@ def _loads(blocks: Blocks, run: Run, turn: int) -> tuple[Floats, float, float, i
         return None
     first = (ready - times["start"][:, :1] - started)[:, ::turn]
     usual, error, count = usual_load(first, waits[:, ::turn], float(scatter.std()))
-    pace, often = float("nan"), np.sum(~np.isnan(loads), axis=1) >= _OFTEN
+    pace = float("nan")
     if count > FEW_RANKS - 1:
-        pace = _healthy_pace(usual, count, scatter, blocks.period - or_zero(blocks.parts["input"]).max(axis=0), turn)
-        *_, second, slowest = 0.0, 0.0, *np.sort(spans[often].max(axis=1))
-        alike = max(slowest - second, _UNLIKE * scatter.std() * pace)
-        if second - pace > alike:  # two are slow: a repair of one saves little
-            pace = float("nan")
+        # They load ahead, which evens out their batches: steps take as long as what else is in them, or as loading.
+        pace = max(usual / turn, float(median(blocks.period - or_zero(blocks.parts["input"]).max(axis=0))))
     usual = (usual + error) / turn if count else float(lower_median(level, axis=0))
     return loads[:, np.searchsorted(numbers, blocks.steps)], usual, pace, alone
 
