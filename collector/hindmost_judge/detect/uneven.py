@@ -128,7 +128,10 @@ def in_full(blocks: Blocks, settings: Settings) -> Blocks:
     known = work[work > 0]
     typical = median(work, axis=0) / median(known) - 1 if len(known) else np.zeros(work.shape[1])
     due = hidden_delay.work_delay_of(blocks, more, or_zero(typical), settings)
-    return hidden_delay.with_work_delay(blocks, replace(due, counted=counted) if due is not None else None)
+    if due is None:
+        return blocks
+    late = blocks.intervals + (1 - due.seen) * due.ns
+    return replace(blocks, intervals=late, work_delay=replace(due, counted=counted))
 
 
 def levelled(blocks: Blocks, settings: Settings, timed: Floats | None) -> Blocks:

@@ -105,7 +105,7 @@ class _Replay:
 
 def _replay(groups: list[_Group], costly: list[Slowdown], blocks: Blocks, slowdowns: list[Slowdown]) -> _Replay:
     scale = max((cause.beyond for _, cause in groups), default=1.0)
-    intervals = hidden_delay.transients_scaled(blocks, slowdowns, hidden_delay.scaled(blocks, scale), scale)
+    intervals = hidden_delay.scaled(blocks, slowdowns, scale)
     same_work = blocks.same_work  # of which a repair takes what is on that scale
     for group, cause in groups:
         too_large = 1.0 - cause.beyond / scale
@@ -195,6 +195,7 @@ def _straggler(
         return None
     ranks = tuple(sorted({int(blocks.ranks[slowdown.row]) for slowdown in slowdowns}))
     victims = _victims(blocks, rows)
+    uneven = blocks.work_delay is not None or same_work.delay is not blocks.delay  # work makes ranks late
     return costing(
         *(blocks, span.start, span.stop, cost),
         kind="straggler",
@@ -214,7 +215,7 @@ def _straggler(
             *wording.victims(victims, ranks),
             *on_cost,
             *_ranged(slowdowns, before, blocks),
-            *wording.left_by_batches(slowdowns[0].delay, cost, uneven=hidden_delay.differs(blocks, same_work)),
+            *wording.left_by_batches(slowdowns[0].delay, cost, uneven=uneven),
         ),
         on_host=slowdowns[0].phase is not None and cause.cause == "compute",
     )

@@ -72,38 +72,22 @@ def shown(late: Floats, more: Floats, *, overlapped: bool) -> Floats:
     return np.asarray(np.maximum(both / np.maximum(squares, 1e-30), 0.0)[:, None])
 
 
-def with_work_delay(blocks: Blocks, due: WorkDelay | None) -> Blocks:
-    """The same with each rank as late in the replay as its work makes it at the step's end."""
-    if due is None:
-        return blocks
-    return replace(blocks, intervals=blocks.intervals + (1 - due.seen) * due.ns, work_delay=due)
-
-
-def scaled(blocks: Blocks, scale: float) -> Floats:
-    """[R, K] delays of the replay that is to be taken ``scale`` times: those due to work are fully known."""
-    return blocks.intervals if blocks.work_delay is None else blocks.intervals + (1 / scale - 1) * blocks.work_delay.ns
-
-
 def without(blocks: Blocks) -> Blocks:
     """The same with work of one size, where the delay due to work is known."""
-    due = blocks.work_delay
-    return blocks if due is None else replace(blocks, intervals=blocks.intervals - due.ns, work_delay=None)
+    return _of_work(blocks, 0.0)
 
 
 def as_seen(blocks: Blocks) -> Blocks:
-    """The same with each rank as late as it shows: without what ``with_work_delay`` added."""
+    """The same with each rank as late as it shows."""
+    return _of_work(blocks, blocks.work_delay.seen if blocks.work_delay is not None else 1.0)
+
+
+def _of_work(blocks: Blocks, share: float | Floats) -> Blocks:
+    """The same with such a share of the delay due to work."""
     due = blocks.work_delay
     if due is None:
         return blocks
-    return replace(blocks, intervals=blocks.intervals - (1 - due.seen) * due.ns, work_delay=None)
-
-
-def differs(blocks: Blocks, same_work: Blocks) -> bool:
-    """Whether ranks have more work than each other, in some step or other, so that it makes them late.
-
-    ``same_work`` are the blocks without what counted work explains: the very same delays, if that is nothing.
-    """
-    return blocks.work_delay is not None or same_work.delay is not blocks.delay
+    return replace(blocks, intervals=blocks.intervals + (share - 1) * due.ns, work_delay=None)
 
 
 def _scatter(lengths: Floats) -> float:
@@ -112,16 +96,18 @@ def _scatter(lengths: Floats) -> float:
     return float(np.clip(known, percentile(known, 5), percentile(known, 95)).std()) if len(known) else float("inf")
 
 
-def transients_scaled(blocks: Blocks, slowdowns: Sequence[Slowdown], intervals: Floats, scale: float) -> Floats:
-    """[R, K] ``intervals`` of a replay that is to be taken ``scale`` times, with transients at their size then.
+def scaled(blocks: Blocks, slowdowns: Sequence[Slowdown], scale: float) -> Floats:
+    """[R, K] delays of the replay that is to be taken ``scale`` times, with what is fully known at its size then.
 
-    A transient is what differs from a rank's usual delay, with its ``slowdowns`` fixed. Where uneven work is fully
-    known, little else is transient.
+    That is a delay due to uneven work; where it is known, little else is transient. Otherwise a transient is, which is
+    what differs from a rank's usual delay, with its ``slowdowns`` fixed.
     """
-    if scale <= 1.0 or blocks.work_delay is not None:
-        return intervals
+    if blocks.work_delay is not None:
+        return _of_work(blocks, 1 / scale).intervals
+    if scale <= 1.0:
+        return blocks.intervals
     rest = without_slowdowns(blocks, slowdowns)
     passes = rest - median(rest, axis=1)[:, None]
     noise = STALL * MAD_TO_SIGMA * float(median(np.abs(passes)))
     at_scale = passes + (np.sqrt(scale) - 1) * np.clip(passes, -noise, noise)
-    return np.asarray(intervals - passes + at_scale / scale)
+    return np.asarray(blocks.intervals - passes + at_scale / scale)

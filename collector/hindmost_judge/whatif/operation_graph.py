@@ -29,10 +29,15 @@ from hindmost_judge.verdict.wording import against, ms, names, percent
 from hindmost_judge.whatif.replay import Events
 from hindmost_judge.whatif.waste import waste_rows
 
-_PAIRED = ("forward-send", "forward-recv", "backward-send", "backward-recv")
-_REPLICAS = ("grads-reduce-scatter", "params-all-gather")
-_EVERYBODY = "optimizer-clip-main-grad"
-_ENDS = "embedding-grads-all-reduce"
+#: Of each end of a message the stages on from its own to the sender's.
+_PAIRED = {"forward-send": 0, "forward-recv": -1, "backward-send": 0, "backward-recv": 1}
+#: Columns that the ends of one transfer share, besides the step.
+_SHARED = {
+    **dict.fromkeys(_PAIRED, ("dp", "stage", "seq")),
+    **dict.fromkeys(("grads-reduce-scatter", "params-all-gather"), ("stage", "seq")),
+    "embedding-grads-all-reduce": ("dp", "seq"),
+    "optimizer-clip-main-grad": (),
+}
 _COMPUTING = {"forward-compute": "forward", "backward-compute": "backward"}
 _TRANSFER = "sync"
 
@@ -113,26 +118,15 @@ def build(operations: Table) -> Graph:
 
 def _groups(table: Table, step: Ints, op: Ints, names: list[str]) -> Ints:
     """[N] which operations are one transfer, seen from its several ends; -1 for computing."""
-    found: dict[tuple[Any, ...], int] = {}
-    group = np.full(len(op), -1, np.int64)
-    columns = (step.tolist(), op.tolist(), table["dp"].tolist(), table["stage"].tolist(), table["seq"].tolist())
-    for i, (when, kind, dp, stage, seq) in enumerate(zip(*columns, strict=True)):
-        key = _key(names[kind], dp, stage, seq)
-        if key is not None:
-            group[i] = found.setdefault((when, *key), i)
-    return group
-
-
-def _key(name: str, dp: int, stage: int, seq: int) -> tuple[Any, ...] | None:
-    if name in _PAIRED:  # named by the sending stage
-        way, end = name.split("-")
-        sender = stage if end == "send" else stage - 1 if way == "forward" else stage + 1
-        return way, dp, sender, seq
-    if name in _REPLICAS:
-        return name, stage, seq
-    if name == _ENDS:
-        return name, dp, seq
-    return (name,) if name == _EVERYBODY else None
+    transfers = [name.replace("recv", "send") for name in names]
+    key = np.zeros((5, len(op)), np.int64)
+    key[:2] = step, np.array([transfers.index(name) for name in transfers])[op]
+    for one, name in enumerate(names):
+        ends = op == one
+        for row, column in enumerate(_SHARED.get(name, ()), 2):
+            key[row, ends] = table[column][ends] + (_PAIRED.get(name, 0) if column == "stage" else 0)
+    _, first, which = np.unique(key, axis=1, return_index=True, return_inverse=True)
+    return np.where(np.isin(op, [one for one, name in enumerate(names) if name in _SHARED]), first[which.ravel()], -1)
 
 
 def _cost(start: Floats, duration: Floats, group: Ints) -> Floats:
@@ -164,23 +158,16 @@ def _order(step: Ints, rank: Array, names: list[str], seq: list[int]) -> tuple[I
         of_worker = {(names[i], seq[i]): i for i in range(first, stop)}
         last: dict[str, int] = {}
         for i in range(first, stop):
-            stream, found = _stream(names[i], seq[i], of_worker, last)
-            edges += [(before, i) for before in found]
+            way, _, what = names[i].partition("-")
+            stream = names[i] if names[i] in _PAIRED else ""
+            partner = {"send": (f"{way}-compute", seq[i]), "compute": (f"{way}-recv", seq[i])}.get(what)
+            found = [last.get(stream), of_worker.get(partner) if partner else None]
+            if names[i] in _AFTER_PIPELINE:
+                found += [one for other, one in last.items() if other]
+            edges += [(before, i) for before in found if before is not None]
             last[stream] = i
     before, after = np.array(edges, np.int64).reshape(-1, 2).T
     return before, after
-
-
-def _stream(name: str, seq: int, of_worker: dict[tuple[str, int], int], last: dict[str, int]) -> tuple[str, list[int]]:
-    way, _, what = name.partition("-")
-    stream = name if name in _PAIRED else ""
-    found = [last[stream]] if stream in last else []
-    partner = {"send": (f"{way}-compute", seq), "compute": (f"{way}-recv", seq)}.get(what)
-    if partner in of_worker:
-        found.append(of_worker[partner])
-    if name in _AFTER_PIPELINE:
-        found += [one for other, one in last.items() if other]
-    return stream, found
 
 
 #: A replica's micro-batches are persistently longer if they are longer by this many standard errors: then its host may
@@ -246,7 +233,7 @@ def _waste(built: Graph, ideal: float, verdicts: Sequence[Verdict]) -> Waste:
     names = (*_COMPUTING.values(), _TRANSFER)
     saved = {name: max(built.saving(built.phase == name, built.ideal), 0.0) / 1e6 for name in names}
     phases = _within(lost, saved)
-    computing = sum(phases.get(name, 0.0) for name in _COMPUTING.values())
+    computing = sum(phases[name] for name in _COMPUTING.values())
     by_rank, by_stage = (_shared(built, of, computing) for of in (built.rank, built.stage))
     step_ms = built.measured / 1e6
     return Waste(
@@ -267,13 +254,11 @@ def _within(lost: float, found: dict[str, float]) -> dict[str, float]:
 
 def _shared(built: Graph, of: Array, ms: float) -> dict[str, float]:
     """So many ms shared among workers, or ``of`` [N] stages: as each worker computes longer than at the ideal."""
-    ranks, first, row = np.unique(built.rank, return_index=True, return_inverse=True)
-    more = np.bincount(row, weights=np.where(built.work, built.cost - built.ideal, 0.0), minlength=len(ranks))
-    more = np.maximum(more, 0.0)
-    found: dict[str, float] = {}
-    for name, weight in zip(of[first].tolist(), more.tolist(), strict=True):
-        found[str(name)] = found.get(str(name), 0.0) + (ms * weight / more.sum() if more.sum() > 0 else 0.0)
-    return found
+    _, first, row = np.unique(built.rank, return_index=True, return_inverse=True)
+    more = np.maximum(np.bincount(row, np.where(built.work, built.cost - built.ideal, 0.0)), 0.0)
+    names, which = np.unique(of[first], return_inverse=True)
+    shares = np.bincount(which, more) / max(more.sum(), 1e-30)
+    return dict(zip(map(str, names.tolist()), (ms * shares).tolist(), strict=True))
 
 
 def judge_operations(run: Run, settings: Settings) -> Report:
@@ -318,16 +303,16 @@ def judge_operations(run: Run, settings: Settings) -> Report:
 def _steps(run: Run) -> dict[str, Any]:
     """How many steps were recorded, and how long they took, ms, each from its first operation's start to its last's
     end."""
-    number, which = np.unique(run.operations["step"], return_inverse=True)
     start, took = (run.operations[name].astype(np.float64) for name in ("start_ns", "duration_ns"))
+    number, which = np.unique(run.operations["step"], return_inverse=True)
+    begin, end = np.full((2, len(number)), np.nan)
     known = (start >= 0) & (took >= 0)
-    begin, end = np.full(len(number), np.inf), np.full(len(number), -np.inf)
-    np.minimum.at(begin, which[known], start[known])
-    np.maximum.at(end, which[known], (start + took)[known])
-    length = (end - begin)[np.isfinite(end - begin)] / 1e6
+    np.fmin.at(begin, which[known], start[known])
+    np.fmax.at(end, which[known], (start + took)[known])
+    length = (end - begin)[~np.isnan(end - begin)] / 1e6
     if not len(length):
         return {"steps": len(number)}
-    p50, p99 = (float(one) for one in np.percentile(length, (50, 99)))
+    p50, p99 = np.percentile(length, (50, 99)).tolist()
     return {"steps": len(number), "step_ms": {"p50": p50, "p99": p99, "mean": float(length.mean())}}
 
 
