@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 
@@ -331,41 +330,43 @@ def _held_back(case: detect.Case) -> tuple[list[Verdict], list[waste.Planned], l
     return found or unsure, [*planned], [*notes, *failed, *hidden]
 
 
-class _Late(NamedTuple):
-    """Verdicts on slow and on stalling ranks, each judged with the others in view; notes; stalls that are planned."""
-
-    found: list[Verdict]
-    notes: list[str]
-    planned: Sequence[waste.Planned] = ()
+#: Verdicts on slow and on stalling ranks, each judged with the others in view; notes; and stalls that are planned.
+_Late = tuple[list[Verdict], list[str], Sequence[waste.Planned]]
+#: A host stalls in a smaller share of the steps than this; in more of them it only varies, as hosts do.
+_RARE = 0.125
 
 
 def _late(blocks: Blocks, settings: Settings, shared: Sharing | None) -> _Late:
-    if (blocks.lanes is not None or blocks.turn > 1) and shared is None:
-        return _by_work(blocks, settings)
-    timed = uneven.uncounted(blocks, settings)
-    same_work = uneven.levelled(blocks, settings, timed)
-    slowdowns = straggler.find(same_work, settings, shared=shared is not None)
-    if timed is not None and shared is None:
-        slowdowns, same_work = _uncounted(slowdowns, blocks, same_work, timed, settings)
-    stalls = intermittent.find(blocks, settings, slowdowns)
-    slowdowns = intermittent.beyond_stalls(slowdowns, stalls, blocks, settings)
-    slowdowns = slowdowns if slowdowns or stalls else straggler.of_stopped(blocks, settings)
+    by_work = (blocks.lanes is not None or blocks.turn > 1) and shared is None
+    if by_work:  # hosts or loaders set the pace
+        same_work, slowdowns = None, host_work.find(blocks, settings)
+        stalls = intermittent.find(blocks, settings, slowdowns)
+        stalls = [one for one in stalls if len(one.stalled) <= _RARE * len(blocks.steps)]
+    else:
+        timed = uneven.uncounted(blocks, settings)
+        same_work = uneven.levelled(blocks, settings, timed)
+        slowdowns = straggler.find(same_work, settings, shared=shared is not None)
+        if timed is not None and shared is None:
+            slowdowns, same_work = _uncounted(slowdowns, blocks, same_work, timed, settings)
+        stalls = intermittent.find(blocks, settings, slowdowns)
+        slowdowns = intermittent.beyond_stalls(slowdowns, stalls, blocks, settings)
+        slowdowns = slowdowns if slowdowns or stalls else straggler.of_stopped(blocks, settings)
     found, notes = of_slowdowns(slowdowns, blocks, settings, same_work)
     named = set(np.flatnonzero(np.isin(blocks.ranks, [rank for one in found for rank in one.ranks])).tolist())
-    stalling = intermittent.other_stalls(slowdowns, stalls, settings)  # reported as stalls, not as persistent
-    late = {slowdown.row for slowdown in slowdowns if slowdown.row not in stalling or slowdown.row in named}
+    late = set(named)
+    if not by_work:  # a host that is slower by too little to act on may stall as well
+        stalling = intermittent.other_stalls(slowdowns, stalls, settings)  # reported as stalls, not as persistent
+        late |= {slowdown.row for slowdown in slowdowns if slowdown.row not in stalling}
     stalls = [stall for stall in stalls if late.isdisjoint(stall.rows)]
     own, served = _served(stalls, blocks, settings)
     if shared is not None:
         found, more = oversubscribed.on_shared_cpus(shared, found, own, blocks, settings)
-        return _Late(found, [*notes, *more], served)
-    asking = oversubscribed.asking_most(blocks, settings) if not found else []
+        return found, [*notes, *more], served
+    asking = oversubscribed.asking_most(blocks, settings) if not (found or by_work) else []
     if asking:
-        found = [*asking, *oversubscribed.other_stalls(asking, stalls, blocks, settings)]
-        return _Late(found, notes)
-    named_slowdowns = [slowdown for slowdown in slowdowns if slowdown.row in named]
-    found += of_stalls(own, blocks, settings, slowdowns=named_slowdowns)
-    return _Late(found, notes, served)
+        return [*asking, *oversubscribed.other_stalls(asking, stalls, blocks, settings)], notes, ()
+    fixed = [slowdown for slowdown in slowdowns if slowdown.row in named]
+    return [*found, *of_stalls(own, blocks, settings, slowdowns=fixed)], notes, served
 
 
 def _served(stalls: list[Stalls], blocks: Blocks, settings: Settings) -> tuple[list[Stalls], list[waste.Planned]]:
@@ -373,21 +374,6 @@ def _served(stalls: list[Stalls], blocks: Blocks, settings: Settings) -> tuple[l
     halted = set(stopped.stopped_rows(blocks))
     causes = ["stopped" if halted & {*one.rows} else cause_of(blocks, one, stalls, settings).cause for one in stalls]
     return waste.served(stalls, causes, blocks, settings)
-
-
-#: A host stalls in a smaller share of the steps than this; in more of them it only varies, as hosts do.
-_RARE = 0.125
-
-
-def _by_work(blocks: Blocks, settings: Settings) -> _Late:
-    """The same of a job whose hosts or loaders set the pace, by their work."""
-    slowdowns = host_work.find(blocks, settings)
-    found, notes = of_slowdowns(slowdowns, blocks, settings)
-    named = set(np.flatnonzero(np.isin(blocks.ranks, [rank for one in found for rank in one.ranks])).tolist())
-    most = _RARE * len(blocks.steps)
-    stalls = [one for one in intermittent.find(blocks, settings, slowdowns) if named.isdisjoint(one.rows)]
-    stalls, served = _served([stall for stall in stalls if len(stall.stalled) <= most], blocks, settings)
-    return _Late([*found, *of_stalls(stalls, blocks, settings, slowdowns=slowdowns)], notes, served)
 
 
 def _uncounted(

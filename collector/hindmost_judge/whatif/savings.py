@@ -349,12 +349,10 @@ def step_delay(blocks: Blocks, intervals: Floats) -> Floats:
         return blocks.pipeline.step_delay(intervals)
     if blocks.lanes is not None:
         return step_delay_of_lanes(blocks.lanes, intervals)
-    if blocks.neighbours is not None:
-        of_each = _step_delay_of_exchanges(blocks.neighbours, intervals)
-        return np.bincount(blocks.interval_step, weights=of_each, minlength=len(blocks.steps)).astype(np.float64)
-    if blocks.group.shape[1] == 1:
-        worst = intervals.max(axis=0)
-        return np.bincount(blocks.interval_step, weights=worst, minlength=len(blocks.steps)).astype(np.float64)
+    if blocks.neighbours is not None or blocks.group.shape[1] == 1:
+        near = blocks.neighbours
+        by_each = intervals.max(axis=0) if near is None else _step_delay_of_exchanges(near, intervals)
+        return np.bincount(blocks.interval_step, weights=by_each, minlength=len(blocks.steps)).astype(np.float64)
     first = np.searchsorted(blocks.interval_step, np.arange(len(blocks.steps)))
     count = np.diff(np.append(first, len(blocks.interval_step)))
     behind = np.zeros((len(blocks.ranks), len(blocks.steps)))
@@ -433,48 +431,36 @@ def span_of(one: Verdict, blocks: Blocks) -> tuple[int, int]:
     return int(first), int(stop)
 
 
-def ends(lanes: Lanes, host: Floats | None = None) -> Floats:
-    """[S] ns after the start at which each step's last collective ends.
+def ends(lanes: Lanes, host: Floats) -> Floats:
+    """[S] ns after the start at which each step's last collective ends, if hosts work ``host`` [P, R, S].
 
-    ``host`` [P, R, S] is the hosts' work in place of that in the lanes. All lanes start at 0 ns.
+    All lanes start at 0 ns. What hosts do in no phase before their last launch is in the phase of that launch.
     """
-    host = _before_launch(lanes, lanes.host if host is None else host)
+    if lanes.early is not None:
+        host, unmarked = host.copy(), lanes.phases.index(OTHER)
+        early = lanes.early * host[unmarked]
+        host[lanes.launched] += early
+        host[unmarked] -= early
     phases, ranks, steps = host.shape
-    cut = lanes.wait.phase + 1 if lanes.wait is not None else phases
-    lag, after = (lanes.wait.lag, lanes.wait.after) if lanes.wait is not None else (steps, np.zeros(ranks))
-    launched = lanes.launched + 1
-    # What lies between two points at which a lane may wait is one sum: to the wait, or to the launch.
-    first, second = min(cut, launched), max(cut, launched)
-    sums = [part.sum(axis=0).T.copy() for part in (host[:first], host[first:second], host[second:])]  # each [S, R]
-    gate = np.full((steps + lag + 1, ranks), -np.inf)  # when the wait of a step is over
-    ended, now, end = np.empty(steps), np.zeros(ranks), 0.0
-    waits_first = lag > 0 and cut <= launched
+    lag, waits, after = (
+        (lanes.wait.lag, lanes.wait.phase, lanes.wait.after)
+        if lanes.wait is not None
+        else (steps, phases - 1, np.zeros(ranks))
+    )
+    waits_first = lag > 0 and waits <= lanes.launched
+    # What lies between two points at which a lane may wait is one sum: to the wait, or to the launch. Each [S, R].
+    parts = np.split(host, sorted((waits + 1, lanes.launched + 1)))
+    first, second, rest = (part.sum(axis=0).T.copy() for part in parts)
+    ended, now, end = np.full(lag + steps, -np.inf), np.zeros(ranks), 0.0
     for step in range(steps):
-        now = now + sums[0][step]
+        now = now + first[step]
         if waits_first:
-            now = np.maximum(now, gate[step])
-            now = now + sums[1][step]
-        arrived = np.maximum(now + lanes.tail, end + lanes.gpu)
-        end = float(arrived.max()) + lanes.transfer[step]
-        ended[step] = end
-        gate[step + lag] = end + after
+            now = np.maximum(now, ended[step] + after) + second[step]
+        ended[lag + step] = end = max(float((now + lanes.tail).max()), end + lanes.gpu) + lanes.transfer[step]
         if not waits_first:
-            now = now + sums[1][step]
-            now = np.maximum(now, gate[step])
-        now = now + sums[2][step]
-    return ended
-
-
-def _before_launch(lanes: Lanes, host: Floats) -> Floats:
-    """[P, R, S] the same work, with what hosts do in no phase before their last launch in the phase of that launch."""
-    if lanes.early is None:
-        return host
-    unmarked = lanes.phases.index(OTHER)
-    moved: Floats = host.copy()
-    early = lanes.early * host[unmarked]
-    moved[lanes.launched] += early
-    moved[unmarked] -= early
-    return moved
+            now = np.maximum(now + second[step], ended[step] + after)
+        now = now + rest[step]
+    return ended[lag:]
 
 
 def step_delay_of_lanes(lanes: Lanes, delays: Floats) -> Floats:

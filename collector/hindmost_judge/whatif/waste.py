@@ -105,21 +105,14 @@ def _by_rank(blocks: Blocks, costs: Sequence[tuple[Verdict | Planned, float]], l
     caused = or_zero(blocks.caused).mean(axis=1) / 1e6
     found: dict[int, float] = {}
     for one, ms in costs:
-        indices = np.flatnonzero(np.isin(blocks.ranks, one.ranks))
-        _share(found, blocks.ranks[indices], caused[indices], ms)
+        named = np.isin(blocks.ranks, one.ranks)
+        weights = caused[named] if caused[named].sum() > 0 else np.ones(int(named.sum()))
+        for rank, part in zip(blocks.ranks[named].tolist(), (weights / weights.sum()).tolist(), strict=True):
+            found[rank] = found.get(rank, 0.0) + ms * part
     more = np.maximum(caused - np.array([found.get(rank, 0.0) for rank in blocks.ranks.tolist()]), 0.0)
     rest = lost - sum(ms for one, ms in costs if one.ranks)
     part = min(rest / more.sum(), 1.0) if more.any() else 0.0
     return {rank: found.get(rank, ms * part) for rank, ms in zip(blocks.ranks.tolist(), more.tolist(), strict=True)}
-
-
-def _share(found: dict[int, float], ranks: Ints, weights: Array, ms: float) -> None:
-    """Give each of these ranks its part of so many ms; alike parts where nothing tells them apart."""
-    if not len(ranks):
-        return
-    parts = weights / weights.sum() if weights.sum() > 0 else np.full(len(ranks), 1 / len(ranks))
-    for rank, part in zip(ranks.tolist(), (ms * parts).tolist(), strict=True):
-        found[rank] = found.get(rank, 0.0) + part
 
 
 def by_node(run: Run, by_rank: Mapping[int, float]) -> dict[str, float]:
@@ -311,13 +304,14 @@ def _planned_delay(blocks: Blocks, indices: Ints, due: Floats) -> Floats:
 
 
 def _written(took: Floats) -> Floats:
-    """[R, S] of the time in checkpoints, that which is no more than others' who write then; 0 where most do.
+    """[R, S] of the time in checkpoints, that which is no more than others' who write then; 0 where most do, though it
+    be a step later.
 
-    Most ranks are compared with each other as in all else; of two both, where each writes, though it be a step later.
-    In steps on end, or in most, a checkpoint is no plan but what makes a rank slow.
+    Most ranks are compared with each other as in all else. In steps on end, or in most, a checkpoint is no plan but
+    what makes a rank slow.
     """
     writes = (took > 0) & _now_and_then(took > 0)
-    writing = (writes if len(took) >= _THIRD else _around(writes)).sum(axis=0)
+    writing = _around(writes).sum(axis=0)
     by_few = writes & (2 * writing < max(len(took), _THIRD))
     due: Floats = np.where(by_few, took, 0.0)
     crowd = np.flatnonzero(by_few.any(axis=0) & (writing >= _CROWD))
