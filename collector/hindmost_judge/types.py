@@ -7,6 +7,7 @@ the training loop, a *GPU* the device that runs what this thread launches.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -60,6 +61,37 @@ class Timeline:
     cohort: Ints
     clock: float
     gathers: bool = False
+
+    @cached_property
+    def step(self) -> float:
+        """Ns of the typical step."""
+        return float(np.nanmedian(np.diff(self.left, axis=1)))
+
+    @cached_property
+    def last(self) -> tuple[Ints, Ints]:
+        """[N] the rank that waits least for others in a step, so comes last, and [N] the steps that show it."""
+        steps = np.flatnonzero(~np.isnan(self.waited + self.left).any(axis=0))
+        return np.argmin(self.waited[:, steps], axis=0), steps
+
+    @cached_property
+    def ends(self) -> Floats:
+        """[P, R, S] when each host ended each phase."""
+        return np.asarray(self.began + np.cumsum(self.spent, axis=0))
+
+    @cached_property
+    def transfer(self) -> Floats:
+        """[S] ns that a step's last collective takes once all ranks are there."""
+        return np.asarray(np.fmin.reduce(self.left - self.arrived, axis=0))
+
+    @cached_property
+    def lead(self) -> Floats:
+        """[R, S] ns by which a host is ahead: from the phase end after its last launch until all GPUs have arrived."""
+        return np.asarray(self.left - self.transfer - self.ends[self.launched])
+
+    @cached_property
+    def lead_of_launch(self) -> Floats:
+        """[R, S] the same from the launch itself where that was recorded, else from the phase end."""
+        return self.lead if self.enqueued is None else np.asarray(self.left - self.transfer - self.enqueued)
 
 
 class HostWait(NamedTuple):

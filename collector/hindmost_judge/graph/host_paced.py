@@ -147,7 +147,7 @@ def _phases(blocks: Blocks, began: Floats) -> tuple[list[str], Floats]:
     between[:, :-1] = began[:, 1:] - blocks.ended[:, :-1]
     between[:, -1] = median(between[:, :-1], axis=1)
     if _LAUNCHING not in blocks.parts and blocks.joined is not None and not np.isnan(blocks.joined.enqueue).all():
-        first, last = _launches(blocks, began)
+        first, last = _launches(blocks.joined.enqueue, began)
         marks = [began, began + or_zero(blocks.parts["input"]), first, last, blocks.ended]
         spent = np.diff(np.maximum.accumulate(np.stack(marks), axis=0), axis=0)
         return ["input", "forward", _LAUNCHING, OTHER, BETWEEN], np.stack([*spent, between])
@@ -159,16 +159,15 @@ def _phases(blocks: Blocks, began: Floats) -> tuple[list[str], Floats]:
     return [*names, OTHER, BETWEEN], spent
 
 
-def _launches(blocks: Blocks, began: Floats) -> tuple[Floats, Floats]:
-    """[R, S] when each host launched the first and the last collective of a step; NaN of steps in which it did not."""
-    assert blocks.joined is not None  # noqa: S101 - of() has looked
+def _launches(enqueue: Floats, began: Floats) -> Floats:
+    """[2, R, S] when each host launched the first and last collective of a step; NaN of steps in which it did not."""
     found = np.full((2, *began.shape), np.nan)
-    for row, (launched, begins) in enumerate(zip(blocks.joined.enqueue, began, strict=True)):
+    for row, (launched, begins) in enumerate(zip(enqueue, began, strict=True)):
         times = np.sort(launched[launched > 0])
         bounds = np.searchsorted(times, np.append(begins, np.inf))
         there = np.flatnonzero(np.diff(bounds) > 0)
         found[:, row, there] = times[bounds[there]], times[bounds[there + 1] - 1]
-    return found[0], found[1]
+    return found
 
 
 def _shift(launched: Floats, arrived: Floats) -> int:

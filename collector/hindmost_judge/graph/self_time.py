@@ -57,12 +57,12 @@ def paced_by_hosts(timeline: Timeline, lanes: Lanes) -> bool:
     They do if work of the host that comes last fills most of each step, and its GPU soon runs what it launches. Else
     GPUs do, and a slower host may cost nothing.
     """
-    last, steps = _last_arrivals(timeline)
+    last, steps = timeline.last
     if len(steps) < _MIN_STEPS or (lanes.wait is not None and lanes.wait[:2] == (timeline.launched, 0)):
         return False  # hosts that wait for each collective at its launch are never ahead: arrivals show who is slow
     step = float(np.nanmean(np.diff(timeline.left, axis=1)))
     worked = float(lanes.least.sum(axis=0)[last, steps].mean())
-    lead = float(np.nanmedian(_lead_of_launch(timeline)[last, steps]))
+    lead = float(np.nanmedian(timeline.lead_of_launch[last, steps]))
     if _as_far_behind(timeline, last, steps, lead, _PROMPT * step):
         return False
     launches, rest = timeline.enqueued is not None, timeline.phases.index(OTHER)
@@ -73,8 +73,12 @@ def paced_by_hosts(timeline: Timeline, lanes: Lanes) -> bool:
     elif not timeline.gathers and lanes.wait is not None and lanes.wait.several and before_launches < step / 2:
         return False  # what it needs from one launch to the next is known, and better than in phases
     if launches or (lanes.wait is not None and lanes.wait.lag == 0):
-        idle = 0.0 if timeline.gathers else _time_without_launches(timeline, lanes)  # gathers are launched all along
-        soon = max(_PROMPT * step, 0.0 if launches else timeline.clock, idle)
+        soon = max(_PROMPT * step, 0.0 if launches else timeline.clock)
+        if (
+            not timeline.gathers
+        ):  # gathers are launched all along; else a GPU catches up while its host launches nothing
+            idle = lanes.least[timeline.launched + 1 :].sum(axis=0) + lanes.least[0] - lanes.transfer
+            soon = max(soon, float(np.median(idle[last, steps])))
         return worked >= _HOST_SHARE * step and lead <= soon
     return worked >= _HOST_SHARE * step and max(lead / (1.0 - _HOST_SHARE), lanes.gpu / _HOST_SHARE) <= step
 
@@ -96,8 +100,8 @@ def build_lanes(timeline: Timeline) -> Lanes:
     usual, ahead = or_zero(median(timeline.spent, axis=-1))[..., None], _is_ahead(timeline)
     unknown = np.isnan(timeline.spent)
     spent = np.where(unknown, usual, timeline.spent)
-    wait, ends = _find_wait(timeline)
-    host = np.where(ahead & (spent > usual + _LONG * _typical_step(timeline)), usual, spent)
+    wait = _find_wait(timeline)
+    host = np.where(ahead & (spent > usual + _LONG * timeline.step), usual, spent)
     if wait is not None and wait.lag:
         elsewhere = _waits_elsewhere(timeline, wait)
         wait = wait._replace(several=bool(elsewhere.any()))
@@ -105,13 +109,13 @@ def build_lanes(timeline: Timeline) -> Lanes:
     host[0] = spent[0]  # input: batches do not come from the GPU
     least, doubt = host.copy(), np.zeros(spent.shape[1])
     if wait is not None:
-        least[wait.phase], host[wait.phase], doubt = _without_wait(timeline, spent[wait.phase], ends[wait.phase], wait)
+        least[wait.phase], host[wait.phase], doubt = _without_wait(timeline, spent[wait.phase], wait)
     most = spent
     if unknown.any():
         host, least, most = (_filled(bound, unknown, timeline.cohort) for bound in (host, least, most))
-    last, steps = _last_arrivals(timeline)
+    last, steps = timeline.last
     lead = np.full(timeline.left.shape, np.nan)
-    lead[last, steps] = _lead(timeline)[last, steps]
+    lead[last, steps] = timeline.lead[last, steps]
     tail = np.where(np.sum(~np.isnan(lead), axis=1) >= _MIN_STEPS, median(lead, axis=-1), median(lead.ravel()))
     in_step = host.sum(axis=0)
     return Lanes(
@@ -127,7 +131,7 @@ def build_lanes(timeline: Timeline) -> Lanes:
         ahead=ahead,
         gpu=max(float(np.nan_to_num(percentile(np.fmin.reduce(timeline.between, axis=0), 50))), 0.0),
         tail=or_zero(tail),
-        transfer=or_zero(_transfer(timeline)),
+        transfer=or_zero(timeline.transfer),
         cohort=timeline.cohort,
     )
 
@@ -149,7 +153,7 @@ def with_unmarked_work(timeline: Timeline, lanes: Lanes) -> Lanes:
     wait, unmarked = lanes.wait, timeline.phases.index(OTHER)
     if timeline.enqueued is not None or wait is None or wait.lag or wait.phase != unmarked:
         return lanes
-    arrives = _lead(timeline) - timeline.waited + wait.after[:, None]
+    arrives = timeline.lead - timeline.waited + wait.after[:, None]
     later = or_zero(arrives - pace_of_peers(arrives, lanes.cohort))
     early = np.where(later > timeline.clock, later, 0.0)
     host, least = lanes.host.copy(), lanes.least.copy()
@@ -167,17 +171,6 @@ def with_unmarked_work(timeline: Timeline, lanes: Lanes) -> Lanes:
     )
 
 
-def _time_without_launches(timeline: Timeline, lanes: Lanes) -> float:
-    """Ns a step in which the host that comes last works and launches nothing.
-
-    That is from a step's last collective to the next step's first kernel, less the transfer meanwhile. A GPU that has
-    this long to catch up is idle by then, though it runs launches late.
-    """
-    last, steps = _last_arrivals(timeline)
-    works = lanes.least[timeline.launched + 1 :].sum(axis=0) + lanes.least[0] - lanes.transfer
-    return float(np.median(works[last, steps]))
-
-
 def _waits_elsewhere(timeline: Timeline, wait: HostWait) -> Floats:
     """[P, R] ns a step by which hosts typically take longer where they are ahead, in all phases but that of ``wait``.
 
@@ -191,43 +184,8 @@ def _waits_elsewhere(timeline: Timeline, wait: HostWait) -> Floats:
     not_ahead = median(timeline.spent[:, ~ahead], axis=-1)[:, None]
     longer = np.fmax(median(np.where(ahead, timeline.spent, np.nan), axis=-1) - not_ahead, 0.0)
     longer[wait.phase] = 0.0
-    much = float(np.median(longer[:, mostly].sum(axis=0))) > _NEGLIGIBLE * _typical_step(timeline)
+    much = float(np.median(longer[:, mostly].sum(axis=0))) > _NEGLIGIBLE * timeline.step
     return longer if much else nowhere
-
-
-def _last_arrivals(timeline: Timeline) -> tuple[Ints, Ints]:
-    """[N] the rank that waits least for others in a step, so comes last, and [N] the steps (indices) that show it."""
-    steps = np.flatnonzero(~np.isnan(timeline.waited + timeline.left).any(axis=0))
-    return np.argmin(timeline.waited[:, steps], axis=0), steps
-
-
-def _phase_ends(timeline: Timeline) -> Floats:
-    """[P, R, S] when each host ended each phase."""
-    return np.asarray(timeline.began + np.cumsum(timeline.spent, axis=0))
-
-
-def _lead(timeline: Timeline) -> Floats:
-    """[R, S] ns by which a host is ahead: from the phase end after its last launch until all GPUs have arrived."""
-    return np.asarray(_all_arrived(timeline) - _phase_ends(timeline)[timeline.launched])
-
-
-def _lead_of_launch(timeline: Timeline) -> Floats:
-    """[R, S] the same from the launch itself where that was recorded, else from the phase end."""
-    return _lead(timeline) if timeline.enqueued is None else np.asarray(_all_arrived(timeline) - timeline.enqueued)
-
-
-def _all_arrived(timeline: Timeline) -> Floats:
-    """[R, S] when the last GPU arrived at a step's last collective, on each GPU's clock."""
-    return np.asarray(timeline.left - _transfer(timeline))
-
-
-def _transfer(timeline: Timeline) -> Floats:
-    """[S] ns that a step's last collective takes once all ranks are there."""
-    return np.asarray(np.fmin.reduce(timeline.left - timeline.arrived, axis=0))
-
-
-def _typical_step(timeline: Timeline) -> float:
-    return float(np.nanmedian(np.diff(timeline.left, axis=1)))
 
 
 def _is_ahead(timeline: Timeline) -> Bools:
@@ -235,45 +193,45 @@ def _is_ahead(timeline: Timeline) -> Bools:
 
     That is earlier than hosts that come last usually do, by more than a small share of a step.
     """
-    last, steps = _last_arrivals(timeline)
-    lead = _lead_of_launch(timeline)
+    last, steps = timeline.last
+    lead = timeline.lead_of_launch
     usual = float(median(lead[last, steps]))
-    return np.asarray(or_zero(lead) > usual + _PROMPT * _typical_step(timeline))
+    return np.asarray(or_zero(lead) > usual + _PROMPT * timeline.step)
 
 
-def _find_wait(timeline: Timeline) -> tuple[HostWait | None, Floats]:
-    """Where hosts wait for their GPUs, ``None`` where nowhere; and [P, R, S] when they ended each phase.
+def _find_wait(timeline: Timeline) -> HostWait | None:
+    """Where hosts wait for their GPUs; ``None`` where nowhere.
 
     A *place* counts phases from the begin of a step on, through the steps after it: ``lag * P + phase``. Hosts wait at
     the first place that none passes before its GPU has ended the step's last collective.
     """
-    ends = _phase_ends(timeline)
-    phases, first_possible, outliers = len(ends), 0, max(_OUTLIERS, 100 / (ends.shape[2] - 1))
-    for place in range(timeline.launched, min(_MAX_LAG, ends.shape[2] // 2) * phases):
-        earliest = percentile(_time_after_gpu(timeline, ends, place), outliers)
+    phases, _, steps = timeline.spent.shape
+    first_possible, outliers = 0, max(_OUTLIERS, 100 / (steps - 1))
+    for place in range(timeline.launched, min(_MAX_LAG, steps // 2) * phases):
+        earliest = percentile(_time_after_gpu(timeline, place), outliers)
         if not first_possible and earliest >= -timeline.clock:
             first_possible = place
         if first_possible and (earliest >= timeline.clock or place - first_possible == phases - 1):
-            blocked = _first_blocked(timeline, ends, first_possible, place)
+            blocked = _first_blocked(timeline, first_possible, place)
             blocked += blocked % phases == 0  # batches do not come from the GPU: it waits right after its input
-            after = _time_after_gpu(timeline, ends, blocked)
+            after = _time_after_gpu(timeline, blocked)
             earliest = percentile(after, outliers)
             of_rank = or_zero(np.array([percentile(row, outliers) for row in after]))
             clipped = np.clip(of_rank, earliest, earliest + timeline.clock / 2)
-            return HostWait(blocked % phases, blocked // phases, clipped), ends
-    return None, ends
+            return HostWait(blocked % phases, blocked // phases, clipped)
+    return None
 
 
-def _time_after_gpu(timeline: Timeline, ends: Floats, place: int) -> Floats:
+def _time_after_gpu(timeline: Timeline, place: int) -> Floats:
     """[R, S - lag] ns from the end of a step's last collective until the host passes this place.
 
-    ``ends`` [P, R, S] is when hosts ended each phase. Negative: the host passes it before its GPU has come that far.
+    Negative: the host passes it before its GPU has come that far.
     """
-    lag, phase = divmod(place, len(ends))
-    return np.asarray(ends[phase][:, lag:] - timeline.left[:, : ends.shape[2] - lag])
+    lag, phase = divmod(place, len(timeline.phases))
+    return np.asarray(timeline.ends[phase][:, lag:] - timeline.left[:, : timeline.left.shape[1] - lag])
 
 
-def _first_blocked(timeline: Timeline, ends: Floats, first_possible: int, last_possible: int) -> int:
+def _first_blocked(timeline: Timeline, first_possible: int, last_possible: int) -> int:
     """The place at which hosts are blocked, of those that are possible as far as clocks are aligned.
 
     A host that is far ahead passes it at nearly the same time after its GPU in each step, and the places before at any
@@ -281,17 +239,17 @@ def _first_blocked(timeline: Timeline, ends: Floats, first_possible: int, last_p
     if hosts wait in a later step, and that time varies more before them: the collective that they wait for there may be
     one before the step's last.
     """
-    phases = len(ends)
+    phases = len(timeline.phases)
     first = first_possible if first_possible < phases else max(first_possible - 2 * phases, timeline.launched) + 1
     ahead = _is_ahead(timeline)
     row = int(np.argmax(ahead.mean(axis=1)))
     if ahead[row].mean() <= _MOSTLY_AHEAD:
         return first_possible
     places = np.arange(first, last_possible + 1)
-    spreads = []
+    spreads = []  # of the lower values, which no rare delay changes
     for place in (timeline.launched, first - 1, *places.tolist()):
-        after = _time_after_gpu(timeline, ends, place)[row][ahead[row, place // phases :]]
-        spreads.append(_spread(after))
+        after = _time_after_gpu(timeline, place)[row][ahead[row, place // phases :]]
+        spreads.append(percentile(after, 25) - percentile(after, _OUTLIERS))
     if np.isnan(spreads).any():
         return first_possible
     unblocked, least = spreads[0], min(spreads[2:])  # a host that launches a collective is not blocked there
@@ -303,24 +261,24 @@ def _first_blocked(timeline: Timeline, ends: Floats, first_possible: int, last_p
     return first + int(blocked[0]) if len(blocked) else first_possible
 
 
-def _without_wait(timeline: Timeline, spent: Floats, ended: Floats, wait: HostWait) -> tuple[Floats, Floats, Floats]:
-    """Self time in the phase of ``wait``: least and likely one [R, S], and [R] by how much the latter may be off.
-
-    ``spent`` and ``ended`` [R, S] are how long hosts were in that phase and when they ended it.
+def _without_wait(timeline: Timeline, spent: Floats, wait: HostWait) -> tuple[Floats, Floats, Floats]:
+    """Self time in the phase of ``wait``, in which hosts ``spent`` [R, S]: least and likely one [R, S], and [R] by how
+    much the latter may be off.
     """
+    ended = timeline.ends[wait.phase]
     if wait.lag:
-        waited, doubt = _waited_as_early(timeline, spent, ended, wait)
+        waited, doubt = _waited_as_early(timeline, spent, ended - spent, wait)
         return spent - waited, spent - waited, doubt
     over = timeline.left + wait.after[:, None]
     waited = np.clip(or_zero(over - (ended - spent)), 0.0, spent)
-    negligible = _NEGLIGIBLE * _typical_step(timeline)
+    negligible = _NEGLIGIBLE * timeline.step
     came_later = (ended - over > negligible) & ~_is_ahead(timeline)  # than its GPU was done: it did not wait
     usual = _usual_of_same_step(np.where(waited <= negligible, spent, np.nan), spent, timeline.cohort)
     likely = np.where(came_later, spent, np.clip(usual[:, None], spent - waited, spent))
     return spent - waited, likely, np.zeros(len(spent))
 
 
-def _waited_as_early(timeline: Timeline, spent: Floats, ended: Floats, wait: HostWait) -> tuple[Floats, Floats]:
+def _waited_as_early(timeline: Timeline, spent: Floats, came: Floats, wait: HostWait) -> tuple[Floats, Floats]:
     """[R, S] ns that hosts which stay ahead wait in the phase of ``wait``, and [R] by how much that may be too long.
 
     A host that is held up until its GPU has come so far takes longer by all that it comes earlier. One that is not
@@ -331,7 +289,7 @@ def _waited_as_early(timeline: Timeline, spent: Floats, ended: Floats, wait: Hos
     apart = median(timeline.left - median(timeline.left, axis=0), axis=-1)[:, None]  # all leave at once: by clocks
     left = timeline.left - np.clip(apart, -timeline.clock, timeline.clock)
     early, limits = np.full(spent.shape, np.nan), np.full(len(spent), np.inf)
-    early[:, wait.lag :] = left[:, : spent.shape[1] - wait.lag] - (ended - spent)[:, wait.lag :]
+    early[:, wait.lag :] = left[:, : spent.shape[1] - wait.lag] - came[:, wait.lag :]
     shown = ~np.isnan(early + spent) & _is_ahead(timeline)  # other steps of a host are those in which it was slow
     for row in np.flatnonzero(shown.sum(axis=1) >= 2 * _MIN_STEPS).tolist():
         limits[row] = _limit(early[row, shown[row]], spent[row, shown[row]])
@@ -369,11 +327,6 @@ def _usual_of_same_step(free: Floats, spent: Floats, cohort: Ints) -> Floats:
         of_cohort = np.fmin(median(usual[members], axis=-1), median(spent[members], axis=-1).min())
         usual[unknown] = np.fmin(quantile(spent[unknown], _FASTEST), of_cohort)
     return usual
-
-
-def _spread(values: Floats) -> float:
-    """How much the lower values vary, which no rare delay changes; NaN where none is known."""
-    return percentile(values, 25) - percentile(values, _OUTLIERS)
 
 
 def pace_of_peers(self_time: Floats, cohort: Ints) -> Floats:
