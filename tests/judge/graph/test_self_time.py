@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hindmost_judge.detect import host_work
 from hindmost_judge.graph import self_time
+from hindmost_judge.types import Floats, Lanes, Timeline
 from hindmost_judge.whatif import savings
 
 from .timelines import MS, PHASES, run, work
@@ -148,27 +149,26 @@ def test_hosts_that_wait_in_two_phases_work_in_them_as_those_that_do_not() -> No
     assert (found.host.sum(axis=0).mean(axis=1) / MS) == pytest.approx(own.sum(axis=0).mean(axis=1), rel=0.04)
 
 
-def test_a_host_that_works_in_no_phase_before_its_launches_paces_its_gpu() -> None:
-    """It works 18 ms longer as a step begins. Its marks do not say where, and its launches seem to wait as long."""
-    own = work(4, 120)
-    own[INPUT, 2] += 18.0
-    timeline = run(own, 5.0, waits="before", launches=False)
+def _unmarked(own: Floats, gpu: float, waits: str, since: int = 0) -> Timeline:
+    """Rank 2 works 18 ms longer as a step begins, from some step on, and its marks do not say where."""
+    slow = own.copy()
+    slow[INPUT, 2, since:] += 18.0
+    timeline = run(slow, gpu, waits=waits, launches=False)
     spent = timeline.spent.copy()
-    spent[INPUT, 2] -= 18.0 * MS
-    spent[OTHER, 2] += 18.0 * MS
-    timeline = replace(timeline, spent=spent)
+    spent[INPUT, 2, since:] -= 18.0 * MS
+    spent[OTHER, 2, since:] += 18.0 * MS
+    return replace(timeline, spent=spent)
+
+
+def test_a_host_that_works_in_no_phase_before_its_launches_paces_its_gpu() -> None:
+    """Its launches seem to wait as long."""
+    timeline = _unmarked(work(4, 120), 5.0, "before")
     assert self_time.paced_by_hosts(timeline, self_time.build_lanes(timeline))
 
 
 def test_what_a_host_works_in_no_phase_before_its_launches_is_no_wait() -> None:
-    """From step 60 on rank 2 works 18 ms longer as a step begins; all wait for their GPUs as a step ends."""
-    own = work(4, 120)
-    own[INPUT, 2, 60:] += 18.0
-    timeline = run(own, 5.0, waits="step", launches=False)
-    spent = timeline.spent.copy()
-    spent[INPUT, 2, 60:] -= 18.0 * MS
-    spent[OTHER, 2, 60:] += 18.0 * MS
-    timeline = replace(timeline, spent=spent)
+    """All wait for their GPUs as a step ends."""
+    timeline = _unmarked(work(4, 120), 5.0, "step", since=60)
     lanes = self_time.with_unmarked_work(timeline, self_time.build_lanes(timeline))
     (found,) = host_work.find_delays(lanes, 0.8 * MS, 8 * MS)
     assert (found.row, found.phase, found.first) == (2, "other", 60)
@@ -178,20 +178,22 @@ def test_what_a_host_works_in_no_phase_before_its_launches_is_no_wait() -> None:
 def test_the_cost_of_work_in_no_phase_before_the_launch_is_that_of_a_later_launch() -> None:
     """GPUs run for 20 ms after a step's last launch, and no host works meanwhile: all of the 18 ms is lost."""
     own = work(4, 120)
-    slow = own.copy()
-    slow[INPUT, 2] += 18.0
-    timeline, without = run(slow, 20.0, waits="step", launches=False), run(own, 20.0, waits="step", launches=False)
-    spent = timeline.spent.copy()
-    spent[INPUT, 2] -= 18.0 * MS
-    spent[OTHER, 2] += 18.0 * MS
-    timeline = replace(timeline, spent=spent)
+    timeline = _unmarked(own, 20.0, "step")
     lanes = self_time.with_unmarked_work(timeline, self_time.build_lanes(timeline))
-    observed, true = (np.diff(one.left[0]).mean() for one in (timeline, without))
+    assert _saved(lanes, 18.0) == pytest.approx(_longer(timeline, run(own, 20.0, waits="step")), rel=0.1)
+
+
+def _saved(lanes: Lanes, ms: float) -> float:
+    """Ns a step that the replay saves where rank 2 works so many ms less."""
     late = lanes.host.sum(axis=0) - lanes.peer_pace
     fixed = late.copy()
-    fixed[2] -= 18.0 * MS
-    saved = (savings.step_delay_of_lanes(lanes, late) - savings.step_delay_of_lanes(lanes, fixed)).mean()
-    assert saved == pytest.approx(observed - true, rel=0.1)
+    fixed[2] -= ms * MS
+    return float((savings.step_delay_of_lanes(lanes, late) - savings.step_delay_of_lanes(lanes, fixed)).mean())
+
+
+def _longer(slow: Timeline, usual: Timeline) -> float:
+    """Ns by which the steps of a job are longer than those of another."""
+    return float(np.diff(slow.left[0]).mean() - np.diff(usual.left[0]).mean())
 
 
 def test_a_host_that_ends_a_step_long_after_its_gpu_did_not_wait_for_it() -> None:
@@ -240,32 +242,19 @@ def test_the_replay_gives_the_steps_as_they_were_and_as_they_would_be(waits: str
     own = work(4, 120)
     slow = own.copy()
     slow[INPUT, 2] += 6.0
-    timeline, without = run(slow, 5.0, waits=waits), run(own, 5.0, waits=waits)
+    timeline = run(slow, 5.0, waits=waits)
     found = self_time.build_lanes(timeline)
-    observed, true = (np.diff(one.left[0]).mean() for one in (timeline, without))
-    late = found.host.sum(axis=0) - found.peer_pace
-    fixed = late.copy()
-    fixed[2] -= 6.0 * MS
-    assert np.diff(savings.ends(found, found.host)).mean() == pytest.approx(observed, rel=0.01)
-    saved = (savings.step_delay_of_lanes(found, late) - savings.step_delay_of_lanes(found, fixed)).mean()
-    assert saved == pytest.approx(observed - true, rel=0.1)
+    assert np.diff(savings.ends(found, found.host)).mean() == pytest.approx(np.diff(timeline.left[0]).mean(), rel=0.01)
+    assert _saved(found, 6.0) == pytest.approx(_longer(timeline, run(own, 5.0, waits=waits)), rel=0.1)
 
 
-def test_a_slower_host_behind_a_busy_gpu_costs_nothing() -> None:
-    """GPUs need 60 ms a step: no host paces them."""
+@pytest.mark.parametrize(("gpu", "launches"), [(5.0, True), (5.0, False), (60.0, True)])
+def test_hosts_pace_gpus_that_idle(gpu: float, launches: bool) -> None:
+    """With and without the times of launches; GPUs that need 60 ms a step are paced by no host, however slow."""
     own = work(4, 120)
     own[INPUT, 2] += 6.0
-    timeline = run(own, 60.0, waits="before")
-    assert not self_time.paced_by_hosts(timeline, self_time.build_lanes(timeline))
-
-
-@pytest.mark.parametrize("launches", [True, False])
-def test_hosts_pace_gpus_that_idle(launches: bool) -> None:
-    """With and without the times of launches; GPUs of hosts that are ahead show how little these have to do."""
-    own = work(4, 120)
-    own[INPUT, 2] += 6.0
-    timeline = run(own, 5.0, waits="before", launches=launches)
-    assert self_time.paced_by_hosts(timeline, self_time.build_lanes(timeline))
+    timeline = run(own, gpu, waits="before", launches=launches)
+    assert self_time.paced_by_hosts(timeline, self_time.build_lanes(timeline)) == (gpu < 60.0)
 
 
 @pytest.mark.parametrize("waits", WAITS)
