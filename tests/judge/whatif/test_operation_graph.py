@@ -1,5 +1,7 @@
 """Graphs of operations: what a slow worker costs, and that a heavier stage is no worker's fault."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hindmost_collector.recordings.tables import table
@@ -34,17 +36,24 @@ def report(work_ms: dict[tuple[int, int], float]) -> Report:
     return judge(made(4, more={"operations": operations}))
 
 
-def test_a_slow_worker_is_named_at_what_its_repair_saves() -> None:
-    """A worker that takes longer than its replica of the same stage is the straggler, costed against the mean."""
-    verdict = report({(0, 0): 10, (1, 0): 20, (0, 1): 10, (1, 1): 10}).verdicts[0]
-    assert (verdict.kind, verdict.ranks) == ("straggler", (1,))
-    assert verdict.cost_ms_per_step == pytest.approx(7.5)  # the mean of all is 12.5 ms
-
-
-def test_a_heavier_stage_is_no_rank_s_fault() -> None:
-    """A stage that takes longer on every replica has more work; no rank is named."""
-    verdict = report({(0, 0): 10, (1, 0): 10, (0, 1): 20, (1, 1): 20}).verdicts[0]
-    assert (verdict.kind, verdict.ranks) == ("uneven_workload", ())
+@pytest.mark.parametrize(
+    ("work_ms", "kind", "ranks", "cost"),
+    [
+        # Longer than its replica of the same stage; the mean of all is 12.5 ms.
+        ({(0, 0): 10, (1, 0): 20, (0, 1): 10, (1, 1): 10}, "straggler", (1,), pytest.approx(7.5)),
+        # A stage that takes longer on every replica has more work, and is no rank's fault.
+        ({(0, 0): 10, (1, 0): 10, (0, 1): 20, (1, 1): 20}, "uneven_workload", (), pytest.approx(5.0)),
+        ({(0, 0): 10, (1, 0): 10, (0, 1): 10, (1, 1): 10}, "balanced", (), None),
+    ],
+)
+def test_a_worker_is_slow_against_its_stage(
+    work_ms: dict[tuple[int, int], float], kind: str, ranks: tuple[int, ...], cost: Any
+) -> None:
+    """It is named at what its repair saves, against the mean; a job of equal replicas loses nothing."""
+    whole = report(work_ms)
+    found = whole.verdicts[0]
+    assert (found.kind, found.ranks, found.cost_ms_per_step) == (kind, ranks, cost)
+    assert (whole.what_if.slowdown == pytest.approx(1.0)) == (kind != "straggler")
 
 
 def test_a_slow_worker_s_waste_is_reported_by_worker_stage_cause_and_phase() -> None:
@@ -60,13 +69,6 @@ def test_a_slow_worker_s_waste_is_reported_by_worker_stage_cause_and_phase() -> 
     assert reported["cause"]["compute"] == pytest.approx(waste.lost_ms - waste.rest_ms)
     for shares in reported.values():
         assert sum(shares.values()) <= waste.lost_ms * (1 + 1e-9)
-
-
-def test_a_job_of_equals_loses_nothing() -> None:
-    """With all alike the replay is the ideal: slowdown 1."""
-    whole = report({(0, 0): 10, (1, 0): 10, (0, 1): 10, (1, 1): 10})
-    assert whole.what_if.slowdown == pytest.approx(1.0)
-    assert [verdict.kind for verdict in whole.verdicts] == ["balanced"]
 
 
 def test_no_threshold_names_workers_that_cost_nothing() -> None:
