@@ -104,10 +104,10 @@ async def test_many_jobs_at_once(collecting, fake_agent, tmp_path, monkeypatch):
     monkeypatch.setattr(service, "JOB_LIMIT", 15)
 
     async def small_job(collector, number):
-        agent = fake_agent(collector.addresses["grpc"], agent_id=str(number), node=f"n{number}", job=f"job{number}")
-        await agent.connect()
-        await agent.deliver(range(number + 1))
-        await agent.close()
+        async with fake_agent(
+            collector.addresses["grpc"], agent_id=str(number), node=f"n{number}", job=f"job{number}"
+        ) as agent:
+            await agent.deliver(range(number + 1))
 
     async with collecting(store=str(tmp_path)) as collector:
         await asyncio.gather(*(small_job(collector, number) for number in range(20)))
@@ -152,12 +152,10 @@ def test_what_is_over_is_forgotten():
 async def test_agents_are_forgotten_and_known_again(collecting, fake_agent, tmp_path):
     """An agent without a stream is forgotten once all it sent is durable; when it comes back its numbers go on."""
     async with collecting(out=str(tmp_path)) as collector:
-        agent = fake_agent(collector.addresses["grpc"])
-        await agent.connect()
-        await agent.deliver([0])
-        collector.ingest.prune(2**62)
-        there = len(collector.ingest.agents)
-        await agent.close()
+        async with fake_agent(collector.addresses["grpc"]) as agent:
+            await agent.deliver([0])
+            collector.ingest.prune(2**62)
+            there = len(collector.ingest.agents)
         while collector.ingest.connected():
             await asyncio.sleep(0.01)
         collector.ingest.prune(2**62)

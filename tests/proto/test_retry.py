@@ -8,29 +8,23 @@ from hindmost_proto import retry
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_a_cancellation_at_the_moment_when_the_work_ends_is_not_lost(fails: bool) -> None:
+async def test_a_cancellation_at_the_moment_when_the_work_ends_is_not_lost(fails: bool) -> None:
     """Else a relay or an agent that tries again would never stop."""
 
-    async def scenario() -> None:
-        work = asyncio.get_running_loop().create_future()
-        waiting = asyncio.ensure_future(retry.within(60, work))
-        await asyncio.sleep(0)
-        work.set_exception(ConnectionError()) if fails else work.set_result(None)
-        waiting.cancel()
+    work = asyncio.get_running_loop().create_future()
+    waiting = asyncio.ensure_future(retry.within(60, work))
+    await asyncio.sleep(0)
+    work.set_exception(ConnectionError()) if fails else work.set_result(None)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
         await waiting
 
-    with pytest.raises(asyncio.CancelledError):
-        asyncio.run(scenario())
 
-
-def test_work_that_takes_too_long_is_ended() -> None:
-    async def scenario() -> bool:
-        work = asyncio.get_running_loop().create_future()
-        with pytest.raises(asyncio.TimeoutError):
-            await retry.within(0.0, work)
-        return work.cancelled()
-
-    assert asyncio.run(scenario())
+async def test_work_that_takes_too_long_is_ended() -> None:
+    work = asyncio.get_running_loop().create_future()
+    with pytest.raises(asyncio.TimeoutError):
+        await retry.within(0.0, work)
+    assert work.cancelled()
 
 
 async def test_a_task_that_answers_its_cancellation_with_an_error_of_its_own_ends_all_the_same() -> None:

@@ -152,26 +152,24 @@ async def test_secrets_are_renewed_without_a_restart(secret: Path) -> None:
         ("n0", "n0", "", "out of reach"),
     ],
 )
-def test_a_relay_asks_what_the_collector_asks(authority: Path, agent: str, node: str, relays: str, reason: str) -> None:
+async def test_a_relay_asks_what_the_collector_asks(
+    authority: Path, agent: str, node: str, relays: str, reason: str
+) -> None:
     """Through a relay an agent is its certificate's node as well; and who is no relay may not be one."""
-
-    async def scenario() -> str:
-        async with collecting(**tls_of(authority), **({"relays": relays} if relays else {})) as collector:
-            flags = {"listen": "127.0.0.1:0", "http": "none", "relay_to": collector.addresses["grpc"]}
-            relay = Relay(resolve({**flags, **tls_of(authority, "relay")}, {}))
-            where = (await relay.start())["grpc"]
-            assert where
-            try:
-                for _ in range(40):
-                    said = await greeted(where, client_of(authority, agent), hello_of(node=node))
-                    if "out of reach" not in said or not relays:
-                        break
-                    await asyncio.sleep(0.1)
-                return said
-            finally:
-                await relay.stop()
-
-    assert reason in asyncio.run(scenario())
+    async with collecting(**tls_of(authority), **({"relays": relays} if relays else {})) as collector:
+        flags = {"listen": "127.0.0.1:0", "http": "none", "relay_to": collector.addresses["grpc"]}
+        relay = Relay(resolve({**flags, **tls_of(authority, "relay")}, {}))
+        where = (await relay.start())["grpc"]
+        assert where
+        try:
+            for _ in range(40):
+                said = await greeted(where, client_of(authority, agent), hello_of(node=node))
+                if "out of reach" not in said or not relays:
+                    break
+                await asyncio.sleep(0.1)
+        finally:
+            await relay.stop()
+    assert reason in said
 
 
 def test_a_rack_that_connects_at_once_is_let_in(authority: Path, tmp_path: Path) -> None:

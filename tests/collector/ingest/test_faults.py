@@ -110,17 +110,15 @@ async def test_clock_jump(collecting, fake_agent, tmp_path, jump_s):
 async def test_client_that_never_reads(collecting, fake_agent, tmp_path):
     """A client that sends and never reads holds no other client up, and what waits for it does not grow."""
     async with collecting(out=str(tmp_path), flush_seconds=0.05) as collector:
-        deaf = fake_agent(collector.addresses["grpc"], agent_id="deaf", node="n9", job="deaf")
-        await deaf.connect()
-        (client,) = ledger.clients(1, collector.addresses["grpc"])
-        async with running(client):
-            for step in range(100):
-                await deaf.send(deaf.batch(step))
-                client.make()
-            await until(lambda: client.acked == 100)
-            await until(lambda: collector.ingest.agents["deaf@n9"].durable == 100)
-            waiting = len(collector.ingest.agents["deaf@n9"].outbox.drain())
-        await deaf.close()
+        async with fake_agent(collector.addresses["grpc"], agent_id="deaf", node="n9", job="deaf") as deaf:
+            (client,) = ledger.clients(1, collector.addresses["grpc"])
+            async with running(client):
+                for step in range(100):
+                    await deaf.send(deaf.batch(step))
+                    client.make()
+                await until(lambda: client.acked == 100)
+                await until(lambda: collector.ingest.agents["deaf@n9"].durable == 100)
+                waiting = len(collector.ingest.agents["deaf@n9"].outbox.drain())
         assert waiting <= 2
 
 

@@ -123,14 +123,12 @@ def test_the_number_of_suppressed_lines_of_a_host_outlives_a_flood_of_hosts(capl
 async def test_broken_tick_is_replayed(collecting, fake_agent, tmp_path, monkeypatch, caplog):
     """A tick that fails for an unforeseen reason loses nothing and is in the log: agents send again."""
     async with collecting(out=str(tmp_path), flush_seconds=0.1) as collector:
-        agent = fake_agent(collector.addresses["grpc"])
-        await agent.connect()
-        await agent.deliver([0])
-        with monkeypatch.context() as patch:
-            patch.setattr(collector, "job", lambda _: 1 / 0)
-            await agent.send(agent.batch(1))
-            assert "send it again" in await agent.ended()
-        await agent.close()
+        async with fake_agent(collector.addresses["grpc"]) as agent:
+            await agent.deliver([0])
+            with monkeypatch.context() as patch:
+                patch.setattr(collector, "job", lambda _: 1 / 0)
+                await agent.send(agent.batch(1))
+                assert "send it again" in await agent.ended()
         assert await agent.connect() == 1
         await agent.until_acked(2)
         await agent.close()

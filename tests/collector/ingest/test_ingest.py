@@ -18,10 +18,8 @@ from tests.pages import fetched
 async def test_rows_come_back_as_sent(collecting, fake_agent, tmp_path):
     """What an agent sends is what read_run returns, on the job clock."""
     async with collecting(out=str(tmp_path), job_id="j", command="train.py") as collector:
-        agent = fake_agent(collector.addresses["grpc"])
-        await agent.connect()
-        await agent.deliver(range(5))
-        await agent.close()
+        async with fake_agent(collector.addresses["grpc"]) as agent:
+            await agent.deliver(range(5))
         now = collector.clock.now()
     run = read_run(tmp_path)
     assert sorted(zip(run.steps["rank"].tolist(), run.steps["step"].tolist(), strict=True)) == [
@@ -55,13 +53,11 @@ async def test_verdict_is_of_the_job_and_not_of_the_machine_it_is_tested_on(coll
 async def test_batches_count_once(collecting, fake_agent, tmp_path):
     """A batch that comes twice, on one stream or two, is stored once."""
     async with collecting(out=str(tmp_path)) as collector:
-        agent = fake_agent(collector.addresses["grpc"])
-        await agent.connect()
-        first, second = agent.batch(0), agent.batch(1)
-        for batch in (first, first, second):
-            await agent.send(batch)
-        await agent.until_acked(2)
-        await agent.close()
+        async with fake_agent(collector.addresses["grpc"]) as agent:
+            first, second = agent.batch(0), agent.batch(1)
+            for batch in (first, first, second):
+                await agent.send(batch)
+            await agent.until_acked(2)
         agent.kept = {1: first, 2: second}
         assert await agent.connect() == 2
         agent.kept = {1: first}
@@ -148,12 +144,10 @@ async def test_what_fails_in_an_unforeseen_way_is_set_aside(
             return real(*arguments)
 
         monkeypatch.setattr(brittle, failing, fails_twice)
-        agent = fake_agent(collector.addresses["grpc"])
-        await agent.connect()
-        for _ in range(2):
-            await agent.define()
-        await agent.deliver(range(4))
-        await agent.close()
+        async with fake_agent(collector.addresses["grpc"]) as agent:
+            for _ in range(2):
+                await agent.define()
+            await agent.deliver(range(4))
         counts = collector.ingest.counts
     assert (counts["set_aside"], counts["streams"]) == (2, 1)
     assert steps(tmp_path) == [(rank, step) for rank in (0, 1) for step in kept]
@@ -180,15 +174,13 @@ async def test_refuses_streams_without_a_greeting(collecting, fake_agent, tmp_pa
 async def test_newest_stream_wins(collecting, fake_agent, tmp_path):
     """Of two streams with one identity the older ends with the reason; nothing is stored twice."""
     async with collecting(out=str(tmp_path)) as collector:
-        older = fake_agent(collector.addresses["grpc"])
-        await older.connect()
-        await older.deliver([0])
-        newer = fake_agent(collector.addresses["grpc"])
-        assert await newer.connect() == 1
-        assert "replaced" in await older.ended()
-        newer.sequence = 1
-        await newer.deliver([5])
-        await older.close()
+        async with fake_agent(collector.addresses["grpc"]) as older:
+            await older.deliver([0])
+            newer = fake_agent(collector.addresses["grpc"])
+            assert await newer.connect() == 1
+            assert "replaced" in await older.ended()
+            newer.sequence = 1
+            await newer.deliver([5])
         await newer.close()
     assert steps(tmp_path) == [(0, 0), (0, 5), (1, 0), (1, 5)]
 
@@ -197,13 +189,10 @@ async def test_metrics_page(collecting, fake_agent, tmp_path):
     """/metrics shows who waits and who causes it, node metrics with their node, and is valid exposition text."""
     from prometheus_client.parser import text_string_to_metric_families
 
-    async with collecting(out=str(tmp_path), job_id="j") as collector:
-        agent = fake_agent(collector.addresses["grpc"], ranks=4)
-        await agent.connect()
+    paths = ("/metrics", "/api/jobs", "/", "/readyz")
+    async with collecting(out=str(tmp_path)) as collector, fake_agent(collector.addresses["grpc"], ranks=4) as agent:
         await agent.deliver(range(10), slow_rank=2)
-        url = f"http://{collector.addresses['http']}"
-        pages = [await asyncio.to_thread(fetched, url + path) for path in ("/metrics", "/api/jobs", "/", "/readyz")]
-        await agent.close()
+        pages = [await asyncio.to_thread(fetched, f"http://{collector.addresses['http']}{path}") for path in paths]
     metrics, jobs, page, ready = (text for _, text in pages)
     found = {
         (sample.name, *sorted(sample.labels.items())): sample.value

@@ -165,19 +165,13 @@ class Upwards:
         self.sent.set_result(content)
 
 
-def test_an_empty_message_is_passed_on():
+async def test_an_empty_message_is_passed_on():
     """A message without any field, which is valid protobuf, ends no stream and reaches the collector."""
-
-    async def scenario():
-        link, upwards = Link("127.0.0.1:1"), Upwards()
-        await link.send(link.open(RelayedAgent()), b"")
-        sending = asyncio.create_task(link.send_waiting(upwards))
-        try:
-            return await upwards.sent
-        finally:
-            sending.cancel()
-
-    assert asyncio.run(scenario()) == relayed([(1, b"")])
+    link, upwards = Link("127.0.0.1:1"), Upwards()
+    await link.send(link.open(RelayedAgent()), b"")
+    sending = asyncio.create_task(link.send_waiting(upwards))
+    assert await upwards.sent == relayed([(1, b"")])
+    sending.cancel()
 
 
 def test_job_goes_to_one_collector():

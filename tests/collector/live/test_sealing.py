@@ -18,21 +18,15 @@ from hindmost_proto import telemetry_pb2 as wire
 from tests.waiting import until
 
 
-def test_a_signal_ends_the_job_with_its_held_collector(collector_process, fake_agent, tmp_path):
+async def test_a_signal_ends_the_job_with_its_held_collector(collector_process, fake_agent, tmp_path):
     """At a time limit all processes of a job get SIGTERM, and none is left to say how the job ended."""
-
-    async def scenario(process):
-        agent = fake_agent(process.addresses["grpc"])
-        await agent.connect()
+    process = collector_process("--out", tmp_path, "--job-id", "j", "--exit-when-stdin-closes")
+    async with fake_agent(process.addresses["grpc"]) as agent:
         await agent.send(agent.batch(0))
         os.kill(process.popen.pid, signal.SIGTERM)
         await agent.send(agent.batch(1))
         await agent.stream.write(wire.AgentMessage(goodbye=wire.Goodbye(reason="SIGTERM")))
         await agent.until_acked(2)
-        await agent.close()
-
-    process = collector_process("--out", tmp_path, "--job-id", "j", "--exit-when-stdin-closes")
-    asyncio.run(scenario(process))
     assert process.popen.wait(300) == 0
     assert json.loads((tmp_path / "meta.json").read_text())["interrupted_by"] == "SIGTERM"
     report = json.loads((tmp_path / "report.json").read_text())
@@ -48,11 +42,9 @@ async def test_a_collector_killed_while_it_judges_leaves_its_last_report(collect
         return None
 
     async with collecting(out=str(tmp_path), job_id="j") as collector:
-        agent = fake_agent(collector.addresses["grpc"])
-        await agent.connect()
-        await agent.send(agent.batch(0))
-        await until(lambda: "j" in collector.jobs and collector.jobs["j"].report is not None)
-        await agent.close()
+        async with fake_agent(collector.addresses["grpc"]) as agent:
+            await agent.send(agent.batch(0))
+            await until(lambda: "j" in collector.jobs and collector.jobs["j"].report is not None)
         monkeypatch.setattr("hindmost_collector.collector.seal", killed)
         await collector.stop("the collector is stopping", asyncio.Event())
     assert "before it judged the whole recording" in json.loads((tmp_path / "report.json").read_text())["notes"][0]
@@ -71,11 +63,9 @@ async def test_what_came_before_a_signal_is_written_before_its_report(collecting
         return "a page"
 
     async with collecting(out=str(tmp_path), job_id="j", flush_seconds=3600.0) as collector:
-        agent = fake_agent(collector.addresses["grpc"])
-        await agent.connect()
-        await agent.send(agent.batch(0))
-        await until(lambda: "j" in collector.jobs and collector.jobs["j"].report is not None)
-        await agent.close()
+        async with fake_agent(collector.addresses["grpc"]) as agent:
+            await agent.send(agent.batch(0))
+            await until(lambda: "j" in collector.jobs and collector.jobs["j"].report is not None)
         monkeypatch.setattr(sealing.document, "of_report", seen)
         await collector.stop("the collector is stopping", asyncio.Event())
     assert there[0] == ["collectives", "report.json"]
@@ -85,13 +75,11 @@ async def test_nodes_whose_agents_said_goodbye_left_and_others_did_not(collectin
     """Also where memory is judged. Of a node's agents the newest counts."""
     async with collecting(out=str(tmp_path), job_id="j") as collector:
         for name, node, leaves in (("a", "n0", True), ("b", "n1", False), ("c", "n2", True), ("d", "n2", False)):
-            agent = fake_agent(collector.addresses["grpc"], name, node)
-            await agent.connect()
-            await agent.deliver(range(1))
-            if leaves:
-                await agent.stream.write(wire.AgentMessage(goodbye=wire.Goodbye(reason="SIGTERM")))
-                await agent.ended()
-            await agent.close()
+            async with fake_agent(collector.addresses["grpc"], name, node) as agent:
+                await agent.deliver(range(1))
+                if leaves:
+                    await agent.stream.write(wire.AgentMessage(goodbye=wire.Goodbye(reason="SIGTERM")))
+                    await agent.ended()
         assert sealing.from_memory(collector, collector.jobs["j"]).job.left == ("n0",)
     assert json.loads((tmp_path / "meta.json").read_text())["left"] == ["n0"]
 

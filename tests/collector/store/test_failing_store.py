@@ -25,21 +25,19 @@ def full(*_, **__):
 async def test_long_failure_is_replayed(collecting, fake_agent, tmp_path, monkeypatch):
     """Rows let go while the disk was full are never acknowledged: they come again, and count once, live and stored."""
     async with collecting(out=str(tmp_path), flush_seconds=0.1) as collector:
-        agent = fake_agent(collector.addresses["grpc"])
-        await agent.connect()
-        collector.recorder.limit = 1  # any row is too much to keep
-        with monkeypatch.context() as patch:
-            patch.setattr(segments, "write", full)
-            for step in range(10):
-                await agent.send(agent.batch(step))
-            await until(lambda: collector.recorder.detached and collector.recorder.shed_bytes)
-            for step in range(10, 15):
-                await agent.send(agent.batch(step))
-            await until(lambda: collector.jobs["j"].window.last_step == 14)
-            acked, trouble = agent.acked, collector.endpoints.ready()
-        collector.recorder.limit = 1 << 20
-        assert "send it again" in await agent.ended()
-        await agent.close()
+        async with fake_agent(collector.addresses["grpc"]) as agent:
+            collector.recorder.limit = 1  # any row is too much to keep
+            with monkeypatch.context() as patch:
+                patch.setattr(segments, "write", full)
+                for step in range(10):
+                    await agent.send(agent.batch(step))
+                await until(lambda: collector.recorder.detached and collector.recorder.shed_bytes)
+                for step in range(10, 15):
+                    await agent.send(agent.batch(step))
+                await until(lambda: collector.jobs["j"].window.last_step == 14)
+                acked, trouble = agent.acked, collector.endpoints.ready()
+            collector.recorder.limit = 1 << 20
+            assert "send it again" in await agent.ended()
         durable = await agent.connect()
         await agent.until_acked(15)
         await agent.deliver([15])
@@ -75,10 +73,8 @@ async def test_retention_makes_room_on_a_full_disk(collecting, fake_agent, tmp_p
 
     # a byte less would be kept: the old segment is all that there is
     async with collecting(store=str(tmp_path), flush_seconds=0.1, retention_gib=4999 / 2**30) as collector:
-        agent = fake_agent(collector.addresses["grpc"])
-        await agent.connect()
-        await agent.deliver([0])
-        await agent.close()
+        async with fake_agent(collector.addresses["grpc"]) as agent:
+            await agent.deliver([0])
         failures = collector.recorder.failures
     assert failures > 0
     assert not held.exists()
@@ -96,15 +92,13 @@ async def test_committed_rows_are_not_written_twice(collecting, fake_agent, tmp_
         real(directory)
 
     async with collecting(out=str(tmp_path), flush_seconds=0.1) as collector:
-        agent = fake_agent(collector.addresses["grpc"])
-        await agent.connect()
-        await agent.deliver([0])
-        monkeypatch.setattr(journal, "sync_directory", once)
-        await agent.send(agent.batch(1))
-        await until(lambda: len(failed) == 3)
-        acked = agent.acked
-        await agent.until_acked(2)
-        await agent.close()
+        async with fake_agent(collector.addresses["grpc"]) as agent:
+            await agent.deliver([0])
+            monkeypatch.setattr(journal, "sync_directory", once)
+            await agent.send(agent.batch(1))
+            await until(lambda: len(failed) == 3)
+            acked = agent.acked
+            await agent.until_acked(2)
         failures = collector.recorder.failures
     assert acked == 1
     assert failures == 3
@@ -137,15 +131,13 @@ def test_no_job_name_leads_out_of_the_store(tmp_path, job):
 async def test_flush_outlives_who_asked(collecting, fake_agent, tmp_path, monkeypatch):
     """A cancelled flush runs to its end and is acknowledged; no second one starts in parallel."""
     async with collecting(out=str(tmp_path), flush_seconds=600.0) as collector:
-        agent = fake_agent(collector.addresses["grpc"])
-        await agent.connect()
-        await agent.send(agent.batch(0))
-        await until(collector.ingest.received)
-        collector.gather()
-        asked = asyncio.create_task(collector.flush())
-        await asyncio.sleep(0)
-        asked.cancel()
-        await agent.until_acked(1)
-        await agent.close()
+        async with fake_agent(collector.addresses["grpc"]) as agent:
+            await agent.send(agent.batch(0))
+            await until(collector.ingest.received)
+            collector.gather()
+            asked = asyncio.create_task(collector.flush())
+            await asyncio.sleep(0)
+            asked.cancel()
+            await agent.until_acked(1)
         assert asked.cancelled()
     assert steps(tmp_path) == [(0, 0), (1, 0)]

@@ -115,7 +115,7 @@ async def test_a_write_that_hangs_is_reported(recorder, caplog):
     ]
 
 
-def test_flush_that_hangs_keeps_every_bound(collecting, fake_agent, tmp_path, monkeypatch):
+async def test_flush_that_hangs_keeps_every_bound(collecting, fake_agent, tmp_path, monkeypatch):
     """While a flush hangs reading stops at the memory limit; later rows are shed and watched, and stored in the end."""
     release, real = threading.Event(), segments.write
 
@@ -123,35 +123,29 @@ def test_flush_that_hangs_keeps_every_bound(collecting, fake_agent, tmp_path, mo
         assert release.wait(300)
         return real(*args)
 
-    async def scenario():
-        async with collecting(out=str(tmp_path), flush_seconds=0.1) as collector:
-            recorder, agent = collector.recorder, fake_agent(collector.addresses["grpc"])
-            await agent.connect()
-            monkeypatch.setattr(segments, "write", hang)
-            await agent.send(agent.batch(0))
-            await until(lambda: recorder.writing)
-            recorder.limit = 1  # any row is too much to keep
-            await until(lambda: not collector.ingest.reading.is_set())
-            ready = [collector.endpoints.ready()]
-            recorder.now = lambda: time.monotonic() + store_recorder.HANGS_S
-            for step in range(1, 5):
-                await agent.send(agent.batch(step))
-            await until(lambda: recorder.shed_bytes and collector.jobs["j"].window.last_step == 4)
-            ready.append(collector.endpoints.ready())
-            acked, recorder.limit = collector.ingest.agents["a@n0"].durable, 1 << 20
-            release.set()
-            assert "send it again" in await agent.ended()
-            await agent.close()
-            await agent.connect()
-            await agent.until_acked(5)
-            await agent.close()
-            return acked, [*ready, collector.endpoints.ready()]
-
     monkeypatch.setattr(service, "TICK_S", 0.02)
-    try:
-        acked, ready = asyncio.run(scenario())
-    finally:
+    async with collecting(out=str(tmp_path), flush_seconds=0.1) as collector:
+        recorder, agent = collector.recorder, fake_agent(collector.addresses["grpc"])
+        await agent.connect()
+        monkeypatch.setattr(segments, "write", hang)
+        await agent.send(agent.batch(0))
+        await until(lambda: recorder.writing)
+        recorder.limit = 1  # any row is too much to keep
+        await until(lambda: not collector.ingest.reading.is_set())
+        ready = [collector.endpoints.ready()]
+        recorder.now = lambda: time.monotonic() + store_recorder.HANGS_S
+        for step in range(1, 5):
+            await agent.send(agent.batch(step))
+        await until(lambda: recorder.shed_bytes and collector.jobs["j"].window.last_step == 4)
+        ready.append(collector.endpoints.ready())
+        acked, recorder.limit = collector.ingest.agents["a@n0"].durable, 1 << 20
         release.set()
+        assert "send it again" in await agent.ended()
+        await agent.close()
+        await agent.connect()
+        await agent.until_acked(5)
+        await agent.close()
+        ready.append(collector.endpoints.ready())
     assert acked == 0
     assert (ready[0], ready[2]) == (None, None)
     assert ready[1].startswith("recording fails: a write has not come back for")

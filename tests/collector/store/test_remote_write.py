@@ -1,6 +1,5 @@
 """Remote write: the bytes, what is tried again, what is let go and counted, and what is marked as ended."""
 
-import asyncio
 import struct
 
 import cramjam
@@ -281,22 +280,18 @@ def test_series_twice_on_the_page_is_sent_once():
         )
 
 
-def test_two_agents_of_a_node_are_one_line(collecting, fake_agent):
+async def test_two_agents_of_a_node_are_one_line(collecting, fake_agent):
     """Agents of two jobs on one node are one series of that node, connected as long as either of them is."""
-
-    async def scenario():
-        async with collecting(http="none") as collector:
-            agents = [fake_agent(collector.addresses["grpc"], agent_id=name, job=name) for name in "ab"]
-            for agent in agents:
-                await agent.connect()
-            both = collector.endpoints.jobs_text()
-            await agents[1].close()
-            await until(lambda: collector.ingest.connected() == 1)
-            one = collector.endpoints.jobs_text()
-            await agents[0].close()
-            return both, one
-
-    for page in asyncio.run(scenario()):
+    async with collecting(http="none") as collector:
+        agents = [fake_agent(collector.addresses["grpc"], agent_id=name, job=name) for name in "ab"]
+        for agent in agents:
+            await agent.connect()
+        both = collector.endpoints.jobs_text()
+        await agents[1].close()
+        await until(lambda: collector.ingest.connected() == 1)
+        one = collector.endpoints.jobs_text()
+        await agents[0].close()
+    for page in (both, one):
         series = [line.rpartition(" ")[0] for line in page.splitlines() if not line.startswith("#")]
         assert len(series) == len(set(series))
         assert 'hindmost_collector_agent_connected{node="n0"} 1' in page.splitlines()

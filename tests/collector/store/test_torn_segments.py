@@ -21,6 +21,7 @@ from hindmost_collector.store.parquet.compaction import LEAST_SEGMENTS, Retentio
 from hindmost_collector.store.parquet.journal import Journal
 from hindmost_collector.store.parquet.run_directory import read_together
 from hindmost_collector.store.parquet.store import ParquetStore, read_run
+from hindmost_proto import telemetry_pb2 as wire
 
 from tests.collector.stored import rows_of
 from tests.pages import fetched
@@ -324,28 +325,20 @@ def test_one_writer_a_store(tmp_path):
     ParquetStore(tmp_path, single=True).close()
 
 
-def test_held_collector_ends_with_its_stdin(collector_process, fake_agent, tmp_path):
+async def test_held_collector_ends_with_its_stdin(collector_process, fake_agent, tmp_path):
     """A held collector stops its agents, records the exit code and leaves when stdin ends."""
-
-    async def scenario(process):
-        agent = fake_agent(process.addresses["grpc"])
-        await agent.connect()
+    process = collector_process(
+        "--out", tmp_path, "--job-id", "j", "--command", "x.py", "--exit-when-stdin-closes", "--set=min_effect=0.02"
+    )
+    assert process.addresses["http"] is None
+    async with fake_agent(process.addresses["grpc"]) as agent:
         await agent.send(agent.batch(0))
         process.popen.stdin.write('{"exit_code": 3, "interrupted_by": "SIGTERM"}\n')
         process.popen.stdin.close()
         while not (await agent.read()).HasField("stop"):
             pass
-        from hindmost_proto import telemetry_pb2 as wire
-
         await agent.stream.write(wire.AgentMessage(goodbye=wire.Goodbye(reason="stopped")))
         await agent.until_acked(1)
-        await agent.close()
-
-    process = collector_process(
-        "--out", tmp_path, "--job-id", "j", "--command", "x.py", "--exit-when-stdin-closes", "--set=min_effect=0.02"
-    )
-    assert process.addresses["http"] is None
-    asyncio.run(scenario(process))
     assert process.popen.wait(300) == 0
     meta = json.loads((tmp_path / "meta.json").read_text())
     assert (meta["schema"], meta["exit_code"], meta["command"]) == ("hindmost.run/1", 3, "x.py")

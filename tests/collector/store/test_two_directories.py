@@ -1,7 +1,6 @@
 """Agents that move between collectors with a directory each: what is stored twice then, and how it is recognised."""
 
 import argparse
-import asyncio
 import io
 import json
 import shutil
@@ -34,14 +33,12 @@ async def test_what_was_not_acknowledged_is_doubled_and_no_more(collecting, fake
 
     Read together, steps differ by what the agent measured."""
     async with collecting(store=str(tmp_path / "a")) as first, collecting(store=str(tmp_path / "b")) as second:
-        agent = fake_agent(first.addresses["grpc"])
-        await agent.connect()
-        await agent.deliver(range(3))
-        first.recorder.last_flush += 600
-        for step in range(3, 5):
-            await agent.send(agent.batch(step))
-        await agent.round_trip()
-        await agent.close()
+        async with fake_agent(first.addresses["grpc"]) as agent:
+            await agent.deliver(range(3))
+            first.recorder.last_flush += 600
+            for step in range(3, 5):
+                await agent.send(agent.batch(step))
+            await agent.round_trip()
         agent.address = second.addresses["grpc"]
         await agent.connect()
         await agent.deliver([5])
@@ -165,23 +162,19 @@ def test_directories_of_different_jobs_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize(("world", "kind"), [(2, "balanced"), (4, "insufficient_data")])
-def test_a_collector_clears_no_rank_while_ranks_are_elsewhere(collecting, fake_agent, tmp_path, world, kind):
+async def test_a_collector_clears_no_rank_while_ranks_are_elsewhere(collecting, fake_agent, tmp_path, world, kind):
     """Neither while the job runs nor at its end: whether those it sees wait for one of the others it cannot tell."""
-
-    async def scenario():
-        async with collecting(out=str(tmp_path)) as collector:
-            agent = fake_agent(collector.addresses["grpc"])
-            await agent.connect(define=False)
-            definitions = agent.definitions()
-            for rank in definitions.ranks:
-                rank.world_size = world
-            await agent.stream.write(wire.AgentMessage(definitions=definitions))
-            await agent.deliver(range(60))
-            live = judge(collector.jobs["j"].snapshot(collector.decoder.words)())
-            await agent.close()
-        return live.to_dict(), json.loads((tmp_path / "report.json").read_bytes())
-
-    for verdicts in asyncio.run(scenario()):
+    async with collecting(out=str(tmp_path)) as collector:
+        agent = fake_agent(collector.addresses["grpc"])
+        await agent.connect(define=False)
+        definitions = agent.definitions()
+        for rank in definitions.ranks:
+            rank.world_size = world
+        await agent.stream.write(wire.AgentMessage(definitions=definitions))
+        await agent.deliver(range(60))
+        live = judge(collector.jobs["j"].snapshot(collector.decoder.words)())
+        await agent.close()
+    for verdicts in (live.to_dict(), json.loads((tmp_path / "report.json").read_bytes())):
         (verdict,) = verdicts["verdicts"]
         assert verdict["kind"] == kind
         assert ("ranks 2 and 3" in verdict["evidence"][0]) == (world == 4)
