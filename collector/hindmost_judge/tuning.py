@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TypeVar
 
 import numpy as np
 
@@ -89,6 +90,10 @@ LANE, PINNED = {3: 0.985e9, 4: 1.97e9, 5: 3.94e9, 6: 7.56e9}, 0.60
 _TORCH = re.compile(r"\b(torchrun|torch\.distributed|accelerate|deepspeed)\b")
 
 
+_Whose = TypeVar("_Whose")
+_Number = TypeVar("_Number")
+
+
 class Facts:
     """What the rules look at, each read when first asked for. Arrays are [R] in the order of ``seen.ranks``."""
 
@@ -131,14 +136,13 @@ class Facts:
         waits = 1.01 * self.share("input") < self._input_cost
         return f"{'the typical rank waits for input' if waits else 'input costs'} {percent(self.input)} of the step"
 
-    def _summary(self, metric: str, of: str, how: str) -> dict[usage.Owner, float]:
+    def _sampled(self, read: Callable[..., dict[_Whose, _Number]], *asked: str) -> dict[_Whose, _Number]:
         """In the steps, where there are samples of these, else in all of the recording."""
-        return usage.summary(self._of_steps, metric, of, how) or usage.summary(self.metrics, metric, of, how)
+        return read(self._of_steps, *asked) or read(self.metrics, *asked)
 
     def rank(self, name: str, how: str) -> dict[int, float]:
         """Rank to the number of its process."""
-        metric = f"hindmost_process_{name}"
-        return usage.by_rank(self._of_steps, metric, how) or usage.by_rank(self.metrics, metric, how)
+        return self._sampled(usage.by_rank, f"hindmost_process_{name}", how)
 
     def typical(self, name: str, how: str) -> float:
         """The median rank's number; NaN where no process was sampled."""
@@ -146,7 +150,7 @@ class Facts:
 
     def gpu(self, name: str, how: str) -> Floats:
         """[G] of the job's GPUs that have it."""
-        found = self._summary(f"hindmost_gpu_{name}", "gpu_uuid", how)
+        found = self._sampled(usage.summary, f"hindmost_gpu_{name}", "gpu_uuid", how)
         return np.array([value for (_, uuid), value in found.items() if uuid in self.gpus])
 
     def typical_gpu(self, name: str) -> float:
@@ -170,7 +174,8 @@ class Facts:
 
     def node(self, name: str, how: str) -> dict[str, float]:
         """Node to the number, all its series together."""
-        return {node: value for (node, _), value in self._summary(f"hindmost_node_{name}", "", how).items()}
+        found = self._sampled(usage.summary, f"hindmost_node_{name}", "", how)
+        return {node: value for (node, _), value in found.items()}
 
     @cached_property
     def queued(self) -> float:
@@ -200,8 +205,7 @@ class Facts:
     @cached_property
     def cpus(self) -> dict[str, float]:
         """Node to its CPUs."""
-        found = usage.summary(self.metrics, "hindmost_node_cpus", "", "median")
-        return {node: value for (node, _), value in found.items()}
+        return self.node("cpus", "median")
 
     @cached_property
     def cpus_each(self) -> float:
@@ -224,19 +228,19 @@ class Facts:
         return "the typical rank" if self.on else "the process"
 
     @cached_property
-    def used(self) -> dict[str, float]:
-        """Node to the share of its CPUs in use."""
-        return usage.cpu_busy(self._of_steps) or usage.cpu_busy(self.metrics)
-
-    @cached_property
     def cpu_use(self) -> dict[str, usage.CpuUse]:
         """Node to who uses its CPUs."""
-        return usage.cpu_use(self._of_steps) or usage.cpu_use(self.metrics)
+        return self._sampled(usage.cpu_use)
 
     @cached_property
     def busiest(self) -> float:
-        """The share in use of the CPUs of the node that uses most; 0 where none was sampled."""
-        return max(self.used.values(), default=0.0)
+        """The share in use of the CPUs of the node that uses most; NaN where none was sampled."""
+        return max(self._sampled(usage.cpu_busy).values(), default=float("nan"))
+
+    @cached_property
+    def longest(self) -> _Longest | None:
+        """Uneven work, its CPU time if measured, of a compiled program; ``None`` where it is even."""
+        return _longest_work(self)
 
 
 def _median(values: Iterable[float]) -> float:
@@ -286,7 +290,7 @@ _OF_LIBRARIES = ("MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 def _too_many_threads(facts: Facts) -> Advice | None:
     waiting = facts.typical("threads_runqueue_seconds_total", "rate")
     used, full = facts.typical("cpu_seconds_total", "rate"), facts.busiest
-    if not waiting + used >= DEMAND * facts.cpus_each or not facts.cpus_each >= 1.0 or full < FULL:
+    if not waiting + used >= DEMAND * facts.cpus_each or not facts.cpus_each >= 1.0 or not full >= FULL:
         return None
     each, job = int(facts.cpus_each), facts.run.job
     words = " ".join([*map("=".join, job.settings), job.command or ""])
@@ -308,7 +312,7 @@ def _too_many_ranks(facts: Facts) -> Advice | None:
     """More ranks that compute than CPUs, which no other processes use."""
     waits = facts.typical("runqueue_seconds_total", "rate")
     used, full = facts.typical("cpu_seconds_total", "rate"), facts.busiest
-    if not facts.cpus_each < 1.0 or not waits >= cpu_wait.QUEUED or not waits >= used or full < FULL:
+    if not facts.cpus_each < 1.0 or not waits >= cpu_wait.QUEUED or not waits >= used or not full >= FULL:
         return None
     node, _ = min(facts.shares_of_cpus, key=lambda one: one[1])
     use = facts.cpu_use.get(node)
@@ -328,8 +332,8 @@ def _too_many_ranks(facts: Facts) -> Advice | None:
 def _too_few_threads(facts: Facts) -> Advice | None:
     if not facts.cpus_each >= 2.0 or (facts.run.ranks["gpu_uuid"] != "").any():
         return None
-    used, busiest = facts.typical("cpu_seconds_total", "rate"), max(facts.used.values(), default=1.0)
-    if not 0.8 <= used <= ONE_THREAD or busiest > HALF + 0.1:
+    used, busiest = facts.typical("cpu_seconds_total", "rate"), facts.busiest
+    if not 0.8 <= used <= ONE_THREAD or not busiest <= HALF + 0.1:
         return None
     cpus = int(facts.cpus_each)
     set_threads = f"`export OMP_NUM_THREADS={cpus}`"
@@ -352,7 +356,7 @@ def _spinning(facts: Facts) -> Advice | None:
     waits, cpus = facts.waits, facts.cpus_each
     used = facts.typical("cpu_seconds_total", "rate")
     needed = 1.0 + (1.0 - waits) * cpus  # one thread may poll for messages
-    if not cpus >= 2.0 or not waits >= INPUT or not used >= needed + QUOTA * cpus or facts.busiest < FULL:
+    if not cpus >= 2.0 or not waits >= INPUT or not used >= needed + QUOTA * cpus or not facts.busiest >= FULL:
         return None
     return Advice(
         "threads that spin",
@@ -728,10 +732,10 @@ def with_domains(found: Sequence[Verdict], run: Run, seen: Overview | None, *, s
         return one.kind in LATE and one.cause in ("compute", "unknown") and all_along
 
     facts = Facts(run, seen, ())
-    longest = _longest_work(facts) if any(map(may_be_uneven, found)) else None
+    longest = facts.longest if any(map(may_be_uneven, found)) else None
     if longest is None:
         return list(found)
-    uneven = _domains(facts, longest)
+    uneven = _domains(facts)
 
     def advised(one: Verdict) -> Verdict:
         another = one.kind in LATE and not set(one.ranks) <= set(longest.ranks)
@@ -741,7 +745,7 @@ def with_domains(found: Sequence[Verdict], run: Run, seen: Overview | None, *, s
         saves = longest.of_cost(one)
         if one.ranks and uneven is not None:
             words = f"spread it evenly {saves}" if one.cause == "compute" and cost > 0 else ""
-            shown = _domains(facts, longest, words) or uneven
+            shown = _domains(facts, words) or uneven
             return replace(one, advice=(f"{shown.set} ({shown.found})", *one.advice))
         if one.kind == "straggler" and one.cause == "compute" and not one.on_host and one.advice and cost > 0:
             how = "" if advice.in_python(run) else f" ({_BALANCERS})"
@@ -791,7 +795,6 @@ class _Longest:
 
 
 def _longest_work(facts: Facts) -> _Longest | None:
-    """Uneven work, its CPU time if measured, of a compiled program; ``None`` where it is even."""
     if facts.seen is None or not facts.compiled or len(facts.seen.ranks) < 2:
         return None
     cpu = facts.seen.planes.get("self_cpu")
@@ -816,9 +819,9 @@ def _longest_work(facts: Facts) -> _Longest | None:
     )
 
 
-def _domains(facts: Facts, longest: _Longest | None = None, saves: str = "") -> Advice | None:
+def _domains(facts: Facts, saves: str = "") -> Advice | None:
     """Uneven work of which memory or messages show that it is no slower CPU, and what spreading it ``saves``."""
-    longest = longest or _longest_work(facts)
+    longest = facts.longest
     shown = _more_of(facts, longest.rank) if longest is not None else ""
     if longest is None or not shown:
         return None
