@@ -51,7 +51,8 @@ def all_bound(run: Run, *, by_quota: bool = False) -> bool:
 
 @once_a_run
 def bound(run: Run) -> list[CpuBinding]:
-    """The sets of ranks that are bound to fewer CPUs than they are, on nodes that have more CPUs than that."""
+    """The sets of ranks that are bound to fewer CPUs than they are, or have a quota of fewer, on nodes that have more
+    CPUs than that."""
     allowed: dict[str, dict[int, frozenset[int]]] = {}
     listed: dict[frozenset[int], str] = {}
     metrics = Metrics.of(run)
@@ -63,18 +64,16 @@ def bound(run: Run) -> list[CpuBinding]:
     for node, of_ranks in allowed.items():
         _, of = nodes.get(node, (0, 0))
         found += [
-            CpuBinding(
-                node,
-                len(oversubscription.ranks),
-                len(oversubscription.cpus),
-                oversubscription.ranks,
-                listed[oversubscription.cpus],
-                of,
-            )
-            for oversubscription in cpu_wait.oversubscriptions(of_ranks)
-            if len(oversubscription.cpus) < of
+            CpuBinding(node, len(ranks), len(cpus), ranks, listed[cpus], of)
+            for ranks, cpus in cpu_wait.oversubscribed(of_ranks)
+            if len(cpus) < of
         ]
-    return [*found, *_by_quota(run, nodes, {one.node for one in found})]
+    by_cpus = {one.node for one in found}
+    for one in _quotas(run):
+        (_, of), count = nodes.get(one.node, (0, 0)), len(one.ranks)
+        if one.node not in by_cpus and count > 1 and one.cpus < min(count, of):
+            found.append(CpuBinding(one.node, count, max(int(one.cpus), 1), one.ranks, "", of, one.stopped))
+    return found
 
 
 def _nodes(run: Run) -> dict[str, tuple[int, int]]:
@@ -83,17 +82,6 @@ def _nodes(run: Run) -> dict[str, tuple[int, int]]:
     ranks = dict(zip(nodes, np.bincount(code).tolist(), strict=True))
     counts = {series.node: float(median(series.values)) for series in Metrics.of(run).series("hindmost_node_cpus")}
     return {node: (ranks[node], int(count)) for node, count in counts.items() if node in ranks and count > 0}
-
-
-def _by_quota(run: Run, nodes: dict[str, tuple[int, int]], known: set[str]) -> list[CpuBinding]:
-    """The ranks that are in a control group with a quota of fewer CPUs than they are."""
-    found = list[CpuBinding]()
-    for one in _quotas(run).groups:
-        _, of = nodes.get(one.node, (0, 0))
-        count = len(one.ranks)
-        if one.node not in known and count > 1 and one.cpus < min(count, of):
-            found.append(CpuBinding(one.node, count, max(int(one.cpus), 1), one.ranks, "", of, one.stopped))
-    return found
 
 
 @dataclass(frozen=True)
@@ -111,27 +99,22 @@ class QuotaGroup:
     file: str
 
 
-@dataclass(frozen=True)
-class _Quotas:
-    """The control groups that have a quota, and whether the group of every rank is known."""
-
-    groups: list[QuotaGroup]
-    all_known: bool
+#: The series that says which control group a rank is in, and by which file.
+_GROUP_INFO = "hindmost_process_cpu_cgroup_info"
 
 
 @once_a_run
-def _quotas(run: Run) -> _Quotas:
+def _quotas(run: Run) -> list[QuotaGroup]:
+    """The control groups that have a quota."""
     metrics = Metrics.of(run)
     stopped = {}
     for series in metrics.series("hindmost_node_cgroup_cpu_throttled_seconds_total"):
         seconds = float(np.ptp(series.times)) / 1e9
         if seconds > 0:
             stopped[series.node, series.labels.get("cgroup", "")] = float(np.ptp(series.values)) / seconds
-    stated_by = "hindmost_process_cpu_cgroup_info"
-    stated = last_stated(run, metrics, stated_by, "cgroup")
-    files = last_stated(run, metrics, stated_by, "file")
+    files = last_stated(run, metrics, _GROUP_INFO, "file")
     on: dict[str, list[tuple[int, str]]] = {}
-    for rank, (node, group) in sorted(stated.items()):
+    for rank, (node, group) in sorted(last_stated(run, metrics, _GROUP_INFO, "cgroup").items()):
         on.setdefault(node, []).append((rank, f"{group}/"))
     groups = []
     for series in metrics.series("hindmost_node_cgroup_cpu_limit_cores"):
@@ -141,7 +124,7 @@ def _quotas(run: Run) -> _Quotas:
             ranks = tuple(rank for rank, group in on.get(node, ()) if group.startswith(within))
             file = min((files[rank][1] for rank in ranks), default="")
             groups.append(QuotaGroup(node, name, cpus, ranks, stopped.get((node, name), 0.0), file))
-    return _Quotas(groups, len(stated) == len(run.ranks["rank"]))
+    return groups
 
 
 def own_quota(run: Run, rank: int) -> QuotaGroup | None:
@@ -150,10 +133,12 @@ def own_quota(run: Run, rank: int) -> QuotaGroup | None:
     ``None``: there is no such group, or the group of some rank is not known.
     """
     quotas = _quotas(run)
-    own = min((one for one in quotas.groups if rank in one.ranks), key=lambda one: one.cpus, default=None)
-    if own is None or not quotas.all_known or own.stopped < QUOTA:
+    own = min((one for one in quotas if rank in one.ranks), key=lambda one: one.cpus, default=None)
+    if own is None or own.stopped < QUOTA:
         return None
-    as_few = {other for one in quotas.groups if one.cpus <= own.cpus for other in one.ranks}
+    if len(last_stated(run, Metrics.of(run), _GROUP_INFO, "cgroup")) < len(run.ranks["rank"]):
+        return None
+    as_few = {other for one in quotas if one.cpus <= own.cpus for other in one.ranks}
     return own if as_few == {rank} else None
 
 

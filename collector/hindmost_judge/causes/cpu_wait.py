@@ -14,7 +14,6 @@ A main thread that is off the CPU without queueing for one slept, or something e
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -32,27 +31,18 @@ from hindmost_judge.stats.robust import (
 from hindmost_judge.types import Array, Floats, Ints
 
 
-@dataclass(frozen=True)
-class Oversubscription:
-    """Ranks that may run on these CPUs only, of which there are fewer."""
-
-    ranks: tuple[int, ...]
-    cpus: frozenset[int]
-
-
-def oversubscriptions(allowed: Mapping[int, frozenset[int]]) -> list[Oversubscription]:
-    """The sets of a node's ranks that lack CPUs, in order of rank; none where every rank can have a CPU of its own.
+def oversubscribed(allowed: Mapping[int, frozenset[int]]) -> list[tuple[tuple[int, ...], frozenset[int]]]:
+    """The sets of a node's ranks that lack CPUs, in order of rank, each with the fewer CPUs on which they may run.
 
     ``allowed`` is rank to the CPUs that it may use. Each set of CPUs is tried that some rank is bound to. Of sets of
     CPUs within each other only the largest one is listed.
     """
-    oversubscribed = []
+    found = []
     for cpus in {cpus for cpus in allowed.values() if cpus}:
         ranks = tuple(sorted(rank for rank, bound_to in allowed.items() if bound_to and bound_to <= cpus))
         if len(ranks) > len(cpus):
-            oversubscribed.append(Oversubscription(ranks, cpus))
-    largest = [one for one in oversubscribed if not any(one.cpus < other.cpus for other in oversubscribed)]
-    return sorted(largest, key=lambda one: one.ranks)
+            found.append((ranks, cpus))
+    return sorted((ranks, cpus) for ranks, cpus in found if not any(cpus < others for _, others in found))
 
 
 def cpus(listed: str) -> frozenset[int]:
