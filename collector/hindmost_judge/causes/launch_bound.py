@@ -229,14 +229,6 @@ def _busy(marks: _Marks) -> Array:
     return np.asarray((marks.done > marks.ready + marks.unnamed + CLOCKS_NS) & (more | left))
 
 
-def feeds(blocks: Blocks, row: int) -> bool:
-    """Whether a rank's GPU waits for its host to launch work, as far as is known: nothing is queued at a step's end."""
-    if blocks.ended is None or blocks.joined is None or not blocks.step_ns > 0:
-        return False
-    queued, launching = float(median(queued_share(blocks)[row])), float(median(launching_share(blocks)[row]))
-    return queued <= HOST_BOUND_QUEUED and launching >= HOST_BOUND_LAUNCHING
-
-
 def queued_share(blocks: Blocks) -> Floats:
     """[R, S] share of the step for which a GPU still ran the step's collectives when its host had ended the step."""
     assert blocks.joined is not None  # noqa: S101 - find() has looked

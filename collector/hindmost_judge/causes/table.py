@@ -13,7 +13,7 @@ import numpy as np
 
 from hindmost_judge.blocks import Blocks
 from hindmost_judge.causes import cpu_wait, launch_bound, slow_computing
-from hindmost_judge.causes.launch_bound import CLOCKS_NS, feeds
+from hindmost_judge.causes.launch_bound import CLOCKS_NS
 from hindmost_judge.causes.telemetry import scattered
 from hindmost_judge.model import OTHER
 from hindmost_judge.settings import Settings
@@ -237,7 +237,8 @@ def _charge_computing(blocks: Blocks, row: int, columns: Array, found: dict[str,
     computing = [excess_of(block, row, columns) for block in _computing(blocks)]
     if "gpu_forward" in blocks.parts and blocks.computing is None:
         hidden = _hidden_backward(blocks, row, columns) if "gpu_backward" in blocks.parts else 0.0
-        computing.append(max(hidden, _between(blocks, row, columns, between)))
+        timed = not np.isnan(blocks.parts["gpu_forward"][row, columns]).all()
+        computing.append(max(hidden, between if timed else 0.0))
     if computing:
         # Phases that wait for others inside shrink where the rank is late: only what grew speaks of the rank itself.
         more = sum(max(ns, 0.0) for ns in computing) - max(found.get("cpu_contention", 0.0), 0.0)
@@ -382,12 +383,6 @@ def _is_idle(blocks: Blocks, row: int, columns: Array) -> bool:
     blocked = float(median(cpu_wait.off_cpu_in_step(blocks, row, columns)))  # CPU time may be spent on waiting, too
     ran = float(median(cpu_wait.cpu_beyond_peers(blocks, row, columns)))
     return blocked >= most * late or (blocked >= late / 2 and ran <= (1 - most) * late)
-
-
-def _between(blocks: Blocks, row: int, columns: Array, between: float) -> float:
-    """Ns a step of what shows between collectives that is the GPU's own: where it was timed, and not kept waiting."""
-    unknown = np.isnan(blocks.parts["gpu_forward"][row, columns]).all()
-    return 0.0 if unknown or feeds(blocks, row) else between
 
 
 def _hidden_backward(blocks: Blocks, row: int, columns: Array) -> float:
