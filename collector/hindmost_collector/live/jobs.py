@@ -108,10 +108,8 @@ class LiveJob:
     def step_seconds(self) -> dict[str, float]:
         """``median`` and ``p99`` of step time over the window, and the ``ideal`` of the newest report: seconds, as far
         as they are known."""
-        report = self.report or {}
-        inferred = (report.get("job") or {}).get("step_ms") or {}
-        known = {"median": inferred.get("p50"), "p99": inferred.get("p99")}
-        known["ideal"] = (report.get("what_if") or {}).get("ideal_step_ms")
+        known = {"median": self._step_ms.get("p50"), "p99": self._step_ms.get("p99")}
+        known["ideal"] = ((self.report or {}).get("what_if") or {}).get("ideal_step_ms")
         found = {name: value / 1e3 for name, value in known.items() if value is not None}
         measured = self.window.step_seconds()
         if measured.size:
@@ -141,9 +139,14 @@ class LiveJob:
         return max(self.last_step(report) - int(self.window.lasts_ns / (step_ms * 1e6)), 0)
 
     @property
+    def _step_ms(self) -> Mapping[str, float | None]:
+        """The step of the newest report; empty where there is none."""
+        return ((self.report or {}).get("job") or {}).get("step_ms") or {}
+
+    @property
     def _step_ns(self) -> float:
         """The typical step of the newest report; 0 where that is unknown."""
-        return ((((self.report or {}).get("job") or {}).get("step_ms") or {}).get("p50") or 0.0) * 1e6
+        return (self._step_ms.get("p50") or 0.0) * 1e6
 
     def snapshot(self, words: Words) -> Callable[[], Run]:
         """What makes the window's run, as detectors take it, in any thread."""

@@ -233,7 +233,9 @@ class Outlet:
                 self.dropped += 1
                 return
             now, stops = self._clock(), one.event == "opened" and one.verdict["kind"] in STOPS
-            self._waiting = [(at, other) for at, other in self._waiting if not _outdated(other, one)]
+            self._waiting = [
+                (at, other) for at, other in self._waiting if not (other.event == "changed" and _of_one(other, one))
+            ]
             before = next((at for at, (_, other) in enumerate(self._waiting) if _of_one(other, one)), None)
             if one.event == "changed" and before is not None:  # its opening has not been sent yet
                 self._waiting[before] = now, replace(one, event="opened", text=one.opening)
@@ -313,7 +315,3 @@ class Outlet:
 
 def _of_one(before: Notification, after: Notification) -> bool:
     return (before.job, before.id) == (after.job, after.id)
-
-
-def _outdated(waiting: Notification, new: Notification) -> bool:
-    return waiting.event == "changed" and _of_one(waiting, new)

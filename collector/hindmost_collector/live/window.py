@@ -186,11 +186,6 @@ def ticks_to_skip(sizes: Sequence[int]) -> int:
     return left
 
 
-def may_share_cpus(ranks: Table) -> bool:
-    """Whether ranks may share CPUs: then metrics say which of them may be named, else how many CPUs there are."""
-    return rows(ranks) <= _ON_A_NODE
-
-
 class Piece(NamedTuple):
     """A tick's rows, their count, and their first and last begin; each evaluation reads all pieces.
 
@@ -387,7 +382,7 @@ class Window:
             self._stack_characters -= len(self._stacks.popleft()[2])
         self._states.add(chunk.plain.get("rank_states"))
         states = {row[0]: row for row in _tuples(chunk.plain.get("rank_states"), RANK_STATES)}
-        nodes = self._nodes() if states else {}
+        nodes = self.nodes_of() if states else {}
         for rank, state in states.items():
             self._in_flight.pop(rank, None)
             if rank in nodes:
@@ -430,9 +425,6 @@ class Window:
         """The last stack that was taken of a rank."""
         return next((str(text) for of, _, text in reversed(self._stacks) if of == rank), None)
 
-    def nodes_of(self) -> dict[int, str]:
-        return self._nodes()
-
     def absent(self) -> list[int]:
         """Ranks that are inside no collective while others are, unless they write a checkpoint."""
         met = {row[0] for found in self._in_flight.values() for row in found if row[1] in _COLLECTIVE}
@@ -452,20 +444,20 @@ class Window:
     @property
     def nodes(self) -> int:
         """On how many nodes the ranks are."""
-        self._nodes()
+        self.nodes_of()
         return self._node_of[2]
 
     def _still_in_flight(self) -> list[tuple[Any, ...]]:
         """What is in flight as of now. An agent speaks of a rank when something changes and every 10 s: as long as it
         sends its node's metrics and says nothing of a rank, what that rank had entered it has not left."""
-        nodes = self._nodes()
+        nodes = self.nodes_of()
         return [
             (*row[:-1], max(row[-1], self._heard.get(nodes.get(rank, ""), 0)))
             for rank, found in self._in_flight.items()
             for row in found
         ]
 
-    def _nodes(self) -> dict[int, str]:
+    def nodes_of(self) -> dict[int, str]:
         """The node of each rank; made anew when there is another table of ranks."""
         ranks = self._ranks.table()
         if self._node_of[0] is not ranks:
@@ -544,7 +536,15 @@ class Window:
         pieces = {name: [one.table for one in found] for name, found in parts.items()}
         communicators, states = self._communicators.table(), self._states.table()
         small = {"in_flight": self._still_in_flight(), "stacks": list(self._stacks)}
-        facts, cpus_only = (self._facts(job, ranks), newest and not may_share_cpus(ranks))
+        # of ranks that may share CPUs metrics say which may be named, else how many CPUs there are
+        cpus_only = newest and rows(ranks) > _ON_A_NODE
+        facts = Job(
+            id=job,
+            command=self.command,
+            world_size=world_size(ranks),
+            nodes=self.nodes or None,
+            started_ns=self.started_ns,
+        )
 
         def make() -> Run:
             tables: dict[str, Any] = {
@@ -566,16 +566,6 @@ class Window:
             return _of_witnesses(judged_incarnation(whole, stated), step_ns)
 
         return make
-
-    def _facts(self, job: str, ranks: Table) -> Job:
-        """What is known of the job as of now."""
-        return Job(
-            id=job,
-            command=self.command,
-            world_size=world_size(ranks),
-            nodes=self.nodes or None,
-            started_ns=self.started_ns,
-        )
 
 
 def _tuples(table: Table | None, columns: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:

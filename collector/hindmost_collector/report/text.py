@@ -87,21 +87,14 @@ class _Request:
     def verdicts(self) -> list[RenderedVerdict]:
         """Those that are shown: of a job that stopped, the stop alone."""
         known = (rendered if self.explain else in_short)(self.report, self.path, self.program)
-        return [one for one in known if self.explain or not self._stopped(known) or one.kind in STOPS]
-
-    @staticmethod
-    def _stopped(verdicts: Sequence[RenderedVerdict]) -> bool:
-        return bool(verdicts) and verdicts[0].kind in STOPS
-
-    @cached_property
-    def costs(self) -> bool:
-        return any(one.cost for one in self.verdicts)
+        stopped = not self.explain and any(one.kind in STOPS for one in known[:1])
+        return [one for one in known if one.kind in STOPS] if stopped else known
 
     @cached_property
     def end_alone(self) -> bool:
         """Whether how the job ended is the news."""
-        failed = bool(self.report["job"].get("to_do")) and not self.costs
-        return not self.explain and (self._stopped(self.verdicts) or failed)
+        failed = bool(self.report["job"].get("to_do")) and not any(one.cost for one in self.verdicts)
+        return not self.explain and (failed or any(one.kind in STOPS for one in self.verdicts[:1]))
 
     @cached_property
     def limit_first(self) -> bool:
@@ -123,11 +116,6 @@ class _Request:
             if rest and (self.end_alone or not rest.startswith(START_UP)):
                 found.append((not note.startswith(STALL), rest))
         return [note for _, note in sorted(found, key=lambda one: one[0])]
-
-    @property
-    def of_start_up(self) -> list[str]:
-        """Who was waited for before the first step."""
-        return [note for note in self.report.get("notes") or () if note.startswith(START_UP)]
 
     @property
     def shown_notes(self) -> list[str]:
@@ -191,8 +179,9 @@ def _pace(request: _Request) -> Iterator[RenderableType]:
         yield labelled("TRY", setting)
     if pace := sections.in_one_line(request.report.get("sections") or {}):
         yield labelled("PACE", pace)
-    for note in request.of_start_up:
-        yield labelled("", note)
+    for note in request.report.get("notes") or ():
+        if note.startswith(START_UP):
+            yield labelled("", note)
 
 
 def _more(request: _Request) -> Iterator[RenderableType]:
