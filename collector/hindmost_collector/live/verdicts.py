@@ -200,17 +200,14 @@ def _event(what: str, now_ns: int, which: str, verdict: Mapping[str, Any]) -> di
 
 
 def _changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
-    if any(before.get(name) != after.get(name) for name in ("kind", "ranks", "cause")) or _more_is_known(before, after):
+    # of a stopped job more becomes known: the stacks come some seconds after the verdict that asks for them
+    more = after["kind"] in STOPS and len(before["evidence"]) < len(after["evidence"])
+    if more or any(before.get(name) != after.get(name) for name in ("kind", "ranks", "cause")):
         return True
     old, new = before.get("cost_ms_per_step"), after.get("cost_ms_per_step")
     if old is None or new is None:
         return (old is None) != (new is None)
     return bool(abs(new - old) > SAME * max(abs(old), 1e-9))
-
-
-def _more_is_known(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
-    """Whether of a stopped job more is known: the stacks come some seconds after the verdict that asks for them."""
-    return after["kind"] in STOPS and len(before["evidence"]) < len(after["evidence"])
 
 
 def line(event: Mapping[str, Any]) -> str:

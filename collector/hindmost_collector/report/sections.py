@@ -350,7 +350,8 @@ def shown(found: Sections, chosen: Chosen | None = None) -> list[Shown]:
     tables = []
     for name, section in SECTIONS.items():
         for key, table in section.tables.items():
-            whole = [row for row in (found.get(name) or {}).get(key) or () if _says(row, table.columns[1:])]
+            rows = (found.get(name) or {}).get(key) or ()  # those with their names only are of what was not measured
+            whole = [row for row in rows if any(row.get(one.key) is not None for one in table.columns[1:])]
             chosen_rows = [row for row in whole if chosen is None or chosen.has(table, row)]
             if key == "fault" and chosen_rows:
                 tables.append(_side_by_side(chosen_rows, section.title))
@@ -363,11 +364,6 @@ def shown(found: Sections, chosen: Chosen | None = None) -> list[Shown]:
                     Shown(name, key, section.title, table.about, used, chosen_rows, len(whole) - len(chosen_rows))
                 )
     return tables
-
-
-def _says(row: Mapping[str, Any], rest: Iterable[Column]) -> bool:
-    """Whether a row has more than its name: what was not measured has a table of its own."""
-    return any(row.get(column.key) is not None for column in rest)
 
 
 def _side_by_side(rows: list[dict[str, Any]], title: str) -> Shown:

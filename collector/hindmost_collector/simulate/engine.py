@@ -343,7 +343,8 @@ def run(scenario: Scenario, draws: Draws, faults: Sequence[Fault]) -> Timing:
     launching, shares = np.asarray(sum(host.values())), computing(scenario)
     issuing, stalled = ISSUE_SHARE * step_ns * draws.host, draws.stall * step_ns
     slower = acting(scenario, draws, faults, ON_GPU) * step_ns
-    took = _transfer_ns(scenario, draws, calls)
+    drawn = draws.transfer[:, np.minimum(np.arange(len(calls)), draws.transfer.shape[1] - 1)]
+    took = scenario.transfer_share * np.array([item.share for item in calls]) * drawn * scenario.step_ms * 1e6
     slow_groups = "data" if "data" in known else "world"
     several = sum(item.groups == slow_groups for item in calls)
     slow = acting(scenario, draws, faults, ("network",), known[slow_groups]) * step_ns / several
@@ -366,13 +367,6 @@ def run(scenario: Scenario, draws: Draws, faults: Sequence[Fault]) -> Timing:
         finish[step] = _through_program(timing, items, step, now, work, lasts, reached[step])
     _on_gpu(timing, items, copied, reached)
     return timing
-
-
-def _transfer_ns(scenario: Scenario, draws: Draws, calls: Sequence[Collective]) -> Array:
-    """[S, C] what the data of each collective takes."""
-    share = scenario.transfer_share * np.array([item.share for item in calls])
-    drawn = np.minimum(np.arange(len(calls)), draws.transfer.shape[1] - 1)
-    return np.asarray(share * draws.transfer[:, drawn] * scenario.step_ms * 1e6)
 
 
 def _on_host(scenario: Scenario, draws: Draws, faults: Sequence[Fault]) -> dict[str, Array]:

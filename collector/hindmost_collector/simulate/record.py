@@ -213,6 +213,7 @@ def steps_of(timing: Timing, last: int, first: int = 0) -> Table:
     issue = ISSUE_SHARE * scenario.step_ms * 1e6 * draws.host[cut]
     runqueue = timing.host["runqueue"][cut]
     more = 1 + timing.acting("workload")[cut]
+    rare = {name: timing.host[name] for name in ("checkpoint", "gc")}
     columns = {
         "rank": np.broadcast_to(np.arange(scenario.ranks), shape),
         "step": np.broadcast_to(np.arange(first, last)[:, None], shape),
@@ -226,16 +227,12 @@ def steps_of(timing: Timing, last: int, first: int = 0) -> Table:
         "optimizer_ns": 0.1 * issue,
         "cpu_ns": issue + timing.host["input"][cut],
         "runqueue_ns": runqueue + 0.001 * issue,
-        **{f"{name}_ns": _measured_since_first(timing.host[name])[cut] for name in ("checkpoint", "gc")},
+        # measured from its first sight on: a rank that never had it does not know of it
+        **{f"{name}_ns": np.where(one.any(axis=0), one, UNMEASURED)[cut] for name, one in rare.items()},
         **{f"gpu_{phase}_ns": timing.gpu[phase][cut] for phase in ("forward", "backward", "optimizer")},
     }
     flat = {name: np.rint(values.T).astype(np.int64).ravel() for name, values in columns.items()}
     return table("steps", kind="train", **flat)
-
-
-def _measured_since_first(values: Array) -> Array:
-    """A phase is measured from its first sight on; a rank that never had it does not know of it."""
-    return np.where(values.any(axis=0, keepdims=True), values, UNMEASURED)
 
 
 def numbers(keys: Sequence[Hashable]) -> tuple[Array, Array]:
