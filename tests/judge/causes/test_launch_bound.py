@@ -21,6 +21,29 @@ MS = 1e6
 USUAL = np.array([1.0, 3, 3, 3, 3, 3, 3, 3, 0.1])
 
 
+def launched(enqueue: Any, waited: Any, steps: int, step: float, delay: Any, does: list[str], **marks: Any) -> Any:
+    """As much of blocks as is looked at, and the run: operations enqueued at [R, K] ns that waited [R, K] ms."""
+    ranks = len(enqueue)
+    joined = SimpleNamespace(gpu_time=True, enqueue=enqueue, start=enqueue + waited * MS, columns=enqueue.shape[1])
+    blocks = SimpleNamespace(
+        ranks=np.arange(ranks),
+        steps=np.arange(steps),
+        starts=np.arange(steps) * OPERATIONS,
+        cohort=np.zeros(ranks, np.int64),
+        step_ns=step * MS,
+        joined=joined,
+        overlapped=False,
+        delay=np.repeat(np.array(delay)[:, None] * MS, steps, axis=1),
+        **({"took": None, "ended": None, "parts": {}} | marks),
+    )
+    table = {
+        "rank": np.repeat(np.arange(ranks), enqueue.shape[1]),
+        "enqueue_ns": enqueue.ravel(),
+        "op": np.repeat(does, enqueue.shape[1]),
+    }
+    return blocks, SimpleNamespace(collectives=table)
+
+
 @dataclass
 class Case:
     """The GPUs of ``slow`` ranks wait for their hosts, which take ``own`` ms; the others wait ``at`` a mark."""
@@ -45,41 +68,33 @@ class Case:
         waited = np.full(enqueue.shape, 30.0)
         waited[list(self.slow)] = self.waited
         waited[:, 0] = 0.1
-        start = enqueue + waited * MS
-        joined = SimpleNamespace(gpu_time=True, enqueue=enqueue, start=start, columns=enqueue.shape[1])
-        blocks = SimpleNamespace(
-            ranks=np.arange(self.ranks),
-            steps=np.arange(STEPS),
-            starts=np.arange(STEPS) * OPERATIONS,
-            cohort=np.zeros(self.ranks, np.int64),
-            step_ns=step * MS,
-            took=np.ascontiguousarray(at[:, :, -2] - at[:, :, 0]),
-            ended=at[:, :, -2],
-            parts={"input": at[:, :, 1] - at[:, :, 0]},
-            joined=joined,
-            overlapped=False,
-            delay=np.repeat([[self.delay * MS * (rank in self.slow)] for rank in range(self.ranks)], STEPS, axis=1),
-        )
-        does = [self.operation if rank in self.slow else "all_reduce" for rank in range(self.ranks)]
-        table = {
-            "rank": np.repeat(np.arange(self.ranks), enqueue.shape[1]),
-            "enqueue_ns": enqueue.ravel(),
-            "op": np.repeat(does, enqueue.shape[1]),
-        }
-        return blocks, SimpleNamespace(collectives=table)
+        late = [rank in self.slow for rank in range(self.ranks)]
+        does = [self.operation if slow else "all_reduce" for slow in late]
+        took, ended = np.ascontiguousarray(at[:, :, -2] - at[:, :, 0]), at[:, :, -2]
+        marks = {"took": took, "ended": ended, "parts": {"input": at[:, :, 1] - at[:, :, 0]}}
+        return launched(enqueue, waited, STEPS, step, [self.delay * slow for slow in late], does, **marks)
+
+    def hosts(self) -> launch_bound.LaunchingHosts:
+        """What these hosts launched."""
+        blocks, run = self.blocks()
+        return hosts_of(blocks, run.collectives)
 
     def slower(self) -> float | None:
         """By how many ms the first slow rank's host is reported to be slower."""
-        blocks, run = self.blocks()
-        found = launch_bound.LaunchingHosts(run.collectives, blocks, launch_bound.waits_for_host(blocks)).slower(
-            self.slow[0], np.arange(STEPS)
-        )
+        found = self.hosts().slower(self.slow[0], np.arange(STEPS))
         return found / MS if found is not None else None
 
 
+def hosts_of(blocks: Any, table: Any) -> launch_bound.LaunchingHosts:
+    """Hosts that launched these collectives."""
+    fed = launch_bound.waits_for_host(blocks)
+    assert fed is not None
+    return launch_bound.LaunchingHosts(table, blocks, fed)
+
+
 def test_a_host_that_launches_as_the_others_do_is_not_slow() -> None:
-    """It takes a sixth longer throughout, as hosts do; the others wait for it between steps."""
-    assert Case(USUAL * 1.17).slower() == 0.0
+    """It takes a sixth longer throughout, as hosts do; the others wait for it between steps, or before one."""
+    assert Case(USUAL * 1.17).slower() == UnmarkedCase(UNMARKED * 1.17).slower() == 0.0
 
 
 @pytest.mark.parametrize("place", [0, 3])
@@ -103,10 +118,7 @@ def test_ranks_of_which_nothing_else_is_known_are_no_others() -> None:
     blocks, run = Case(USUAL * 1.17).blocks()
     table = {name: np.concatenate([column, column[-40:]]) for name, column in run.collectives.items()}
     table["rank"][-40:] = 7
-    assert (
-        launch_bound.LaunchingHosts(table, blocks, launch_bound.waits_for_host(blocks)).slower(2, np.arange(STEPS))
-        == 0.0
-    )
+    assert hosts_of(blocks, table).slower(2, np.arange(STEPS)) == 0.0
 
 
 @pytest.mark.parametrize(("steps", "sure"), [(6, False), (STEPS, True)])
@@ -114,9 +126,7 @@ def test_some_steps_that_take_a_host_longer_are_not_enough(steps: int, sure: boo
     """Its input takes twice the others', or anything: six such steps may be chance, forty are none."""
     blocks, run = Case(USUAL).blocks()
     blocks.parts["input"][2] = np.tile([0.4, 1.4, 2.2, 2.4, 3.2, 3.8], 7)[:STEPS] * MS
-    found = launch_bound.LaunchingHosts(run.collectives, blocks, launch_bound.waits_for_host(blocks)).slower(
-        2, np.arange(steps)
-    )
+    found = hosts_of(blocks, run.collectives).slower(2, np.arange(steps))
     assert found is not None
     assert (found > 0) == sure
 
@@ -140,8 +150,7 @@ def test_what_a_host_needs_that_is_held_up_shows_where_it_is_not(held: bool) -> 
     """The others, ahead, take as long between the same marks: from the start, or since their GPUs' queues are full."""
     own = USUAL.copy()
     own[1] += 20
-    blocks, run = Case(own, at=1).blocks()
-    hosts = launch_bound.LaunchingHosts(run.collectives, blocks, launch_bound.waits_for_host(blocks))
+    hosts = Case(own, at=1).hosts()
     for peer in (0, 1) if held else ():
         hosts.gaps(peer)[0][1, 1] = USUAL[1] * MS
     assert hosts.slower(2, np.arange(STEPS)) == pytest.approx(20 * MS if held else 0.0)
@@ -152,8 +161,7 @@ def test_what_hosts_once_took_less_for_is_no_measure(usual: float, least: float,
     """By half as long again, or a twelfth of a step, launching may have become slower: for the slow one as well."""
     gaps = USUAL.copy()
     gaps[1] = own
-    blocks, run = Case(gaps).blocks()
-    hosts = launch_bound.LaunchingHosts(run.collectives, blocks, launch_bound.waits_for_host(blocks))
+    hosts = Case(gaps).hosts()
     for peer in (0, 1):
         hosts.gaps(peer)[0][:, 1] = usual * MS
         hosts.gaps(peer)[0][1, 1] = least * MS
@@ -166,7 +174,7 @@ def test_stalls_are_judged_by_themselves() -> None:
     late[3::7] = 90.0 * MS
     blocks, run = Case(USUAL).blocks()
     blocks.parts["input"][2, 3::7] += 90.0 * MS
-    hosts = launch_bound.LaunchingHosts(run.collectives, blocks, launch_bound.waits_for_host(blocks))
+    hosts = hosts_of(blocks, run.collectives)
     slower = [(part.tolist(), hosts.slower(2, part)) for part in launch_bound.alike_steps(steps, late)]
     stalls = [(part, found) for part, found in slower if 3 in part]
     assert stalls == [(list(range(3, STEPS, 7)), pytest.approx(90.0 * MS))]
@@ -187,6 +195,7 @@ def test_steps_in_a_row_are_judged_together(often: int) -> None:
 def test_hosts_of_other_operations_are_no_measure() -> None:
     """A stage of a pipeline launches something else."""
     assert Case(USUAL * 1.17, operation="send").slower() is None
+    assert UnmarkedCase(UNMARKED * 1.17, operation="send").slower() is None
 
 
 def test_a_gpu_waits_for_its_host_where_nothing_waits_for_the_gpu() -> None:
@@ -350,46 +359,46 @@ def test_a_gpu_that_computes_longer_with_work_queued_does_not_follow_its_host() 
     assert launch_bound.idled(blocks, 1, np.arange(20, 40)) == 0
 
 
+#: Steps between those that were timed.
+STALLS = np.array([23, 30, 37])
+
+
 def test_forward_of_untimed_steps_is_known_of_a_gpu_that_never_runs_dry() -> None:
     """Stalls between the timed steps are of computing where the GPU had work queued all along."""
-    stalls = np.array([23, 30, 37])
     longer = _same(0.0)
-    longer[1, stalls] = 32.0
-    blocks = launch_bound.timed(_marked(_same(30.0), _same(8.0), longer), 1, stalls)
-    np.testing.assert_allclose(blocks.parts["gpu_forward"][1, stalls], (FORWARD + 32.0) * MS)
-    np.testing.assert_allclose(blocks.parts["gpu_forward"][0, stalls], FORWARD * MS)
+    longer[1, STALLS] = 32.0
+    blocks = launch_bound.timed(_marked(_same(30.0), _same(8.0), longer), 1, STALLS)
+    np.testing.assert_allclose(blocks.parts["gpu_forward"][1, STALLS], (FORWARD + 32.0) * MS)
+    np.testing.assert_allclose(blocks.parts["gpu_forward"][0, STALLS], FORWARD * MS)
 
 
 @pytest.mark.parametrize("behind", [-2.0, 5.0])
 def test_forward_of_untimed_steps_is_unknown_of_a_gpu_that_may_have_idled(behind: float) -> None:
     """It had nothing queued, or less than its host needed to launch the rest."""
-    stalls = np.array([23, 30, 37])
     host = _same(8.0)
-    host[1, stalls] = 40.0
-    blocks = launch_bound.timed(_marked(_same(behind), host, _same(0.0)), 1, stalls)
-    assert np.isnan(blocks.parts["gpu_forward"][1, stalls]).all()
+    host[1, STALLS] = 40.0
+    blocks = launch_bound.timed(_marked(_same(behind), host, _same(0.0)), 1, STALLS)
+    assert np.isnan(blocks.parts["gpu_forward"][1, STALLS]).all()
 
 
 @pytest.mark.parametrize(("longer", "known"), [(9.0, True), (3.0, False)])
 def test_longer_copies_may_be_what_a_gpu_that_never_runs_dry_takes_longer(longer: float, known: bool) -> None:
     """Copies of half a millisecond were timed where forward was: no link makes them 18 times as long, but 6 times."""
-    stalls = np.array([23, 30, 37])
     more = _same(0.0)
-    more[1, stalls] = longer
+    more[1, STALLS] = longer
     blocks = _marked(_same(30.0), _same(8.0), more)
     blocks.parts["h2d"] = np.where(np.isnan(blocks.parts["gpu_forward"]), np.nan, 0.5 * MS)
-    forward = launch_bound.timed(blocks, 1, stalls).parts["gpu_forward"][1, stalls]
+    forward = launch_bound.timed(blocks, 1, STALLS).parts["gpu_forward"][1, STALLS]
     assert (~np.isnan(forward)).all() == known
 
 
 def test_copies_that_were_timed_are_no_forward() -> None:
     """Every step's copy is known, and what it is longer by is not the forward's."""
-    stalls = np.array([23, 30, 37])
     more = _same(0.0)
-    more[1, stalls] = 32.0
+    more[1, STALLS] = 32.0
     blocks = _marked(_same(60.0), _same(8.0), more)
     blocks.parts["h2d"] = more * MS
-    forward = launch_bound.timed(blocks, 1, stalls).parts["gpu_forward"][1, stalls]
+    forward = launch_bound.timed(blocks, 1, STALLS).parts["gpu_forward"][1, STALLS]
     np.testing.assert_allclose(forward, FORWARD * MS)
 
 
@@ -417,7 +426,7 @@ class UnmarkedCase:
     usual: Any = field(default_factory=UNMARKED.copy)
 
     def blocks(self) -> Any:
-        """As much of blocks as is looked at, and the table of operations."""
+        """As much of blocks as is looked at, and the run."""
         step = float(np.sum(self.own))
         waiting = self.usual.copy()
         waiting[self.at] += step - self.usual.sum()
@@ -428,39 +437,15 @@ class UnmarkedCase:
         enqueue = np.cumsum(took.reshape(3, -1), axis=1) * MS
         waited = np.full(enqueue.shape, 30.0)
         waited[2], waited[:, 0] = 0.2, 0.1
-        blocks = SimpleNamespace(
-            ranks=np.arange(3),
-            steps=np.arange(UNMARKED_STEPS),
-            starts=np.arange(UNMARKED_STEPS) * OPERATIONS,
-            cohort=np.zeros(3, np.int64),
-            step_ns=step * MS,
-            took=None,
-            ended=None,
-            parts={},
-            joined=SimpleNamespace(
-                gpu_time=True, enqueue=enqueue, start=enqueue + waited * MS, columns=enqueue.shape[1]
-            ),
-            overlapped=False,
-            delay=np.repeat([[0.0], [0.0], [self.delay * MS]], UNMARKED_STEPS, axis=1),
-        )
         does = ["all_reduce", "all_reduce", self.operation]
-        table = {
-            "rank": np.repeat(np.arange(3), enqueue.shape[1]),
-            "enqueue_ns": enqueue.ravel(),
-            "op": np.repeat(does, enqueue.shape[1]),
-        }
-        return blocks, table
+        return launched(enqueue, waited, UNMARKED_STEPS, step, [0.0, 0.0, self.delay], does)
 
     def slower(self) -> float | None:
         """By how many ms rank 2's host is reported to be slower."""
-        blocks, table = self.blocks()
-        found = launch_bound.slower_in_fastest(launch_bound.Hosts(table, blocks), 2, np.ones(UNMARKED_STEPS, bool))
+        blocks, run = self.blocks()
+        hosts = launch_bound.Hosts(run.collectives, blocks)
+        found = launch_bound.slower_in_fastest(hosts, 2, np.ones(UNMARKED_STEPS, bool))
         return found / MS if found is not None else None
-
-
-def test_a_host_that_launches_as_the_others_can_is_not_slow() -> None:
-    """It takes a sixth longer throughout, as hosts do; the others wait for it before they launch a step."""
-    assert UnmarkedCase(UNMARKED * 1.17).slower() == 0.0
 
 
 @pytest.mark.parametrize("waiting", [0, 3])
@@ -486,11 +471,6 @@ def test_what_is_before_the_first_operation_is_one_launch_among_many_where_it_ta
     own = usual.copy()
     own[0] = 1.67
     assert UnmarkedCase(own, usual=usual).slower() == 0.0
-
-
-def test_unmarked_hosts_of_other_operations_are_no_measure() -> None:
-    """A stage of a pipeline launches something else."""
-    assert UnmarkedCase(UNMARKED * 1.17, operation="send").slower() is None
 
 
 @pytest.mark.parametrize(("unsure", "reported"), [(0.0, False), (0.05, False), (9.0, True)])
