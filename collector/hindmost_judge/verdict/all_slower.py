@@ -19,7 +19,7 @@ from hindmost_judge.stats.robust import ENOUGH_STEPS, median
 from hindmost_judge.types import Floats
 from hindmost_judge.verdict.schema import STOPS, UNSURE, Slowed, Verdict
 from hindmost_judge.verdict.whole_job import costing, until
-from hindmost_judge.verdict.wording import called, duration, ms, names, percent
+from hindmost_judge.verdict.wording import are, called, duration, ms, names, percent
 from hindmost_judge.whatif import savings
 
 #: A change of less of a step is within what clocks and temperature do to any job.
@@ -184,13 +184,6 @@ class Majority:
     step_ns: float
     change: savings.StepTimeChange | None
 
-    def __str__(self) -> str:
-        """What is known of ranks that are ahead from the start."""
-        are, has = ("is", "it has") if len(self.ahead) == 1 else ("are", "they have")
-        by = f"{ms(self.by_ns)} per step ({percent(self.by_ns / self.step_ns)})"
-        who = f"{names(self.ahead)} {are} {by} faster than the other {len(self.ranks)}"
-        return f"{who}: {has} less work, or these are slow"
-
 
 def find_majority(blocks: Blocks, settings: Settings) -> Majority | None:
     """The few ranks that are ahead of most others, persistently and for the same steps; ``None`` where none are."""
@@ -217,8 +210,7 @@ def find_majority(blocks: Blocks, settings: Settings) -> Majority | None:
 
 def majority_verdict(most: Majority, change: savings.StepTimeChange, alone: Verdict | None, blocks: Blocks) -> Verdict:
     """The verdict on most ranks, which became slow; ``alone`` is that on one of them against the few ahead, if any."""
-    waits = "waits" if len(most.ahead) == 1 else "wait"
-    steps = f"steps became {ms(change.longer)} longer; {names(most.ahead)} {waits} {ms(most.by_ns)} more in each"
+    steps = f"steps became {ms(change.longer)} longer; {are(most.ahead, f'waits {ms(most.by_ns)} more in each')}"
     cause = alone.cause if alone is not None and alone.cause else "unknown"
     of_one = [f"rank {alone.ranks[0]} against these: {line}" for line in alone.evidence] if alone is not None else []
     return costing(
@@ -236,5 +228,9 @@ def majority_verdict(most: Majority, change: savings.StepTimeChange, alone: Verd
 
 def with_majority(balanced: Verdict, most: Majority) -> Verdict:
     """The verdict that names no rank, with what is known of the few ahead; it clears none."""
+    by = f"{ms(most.by_ns)} per step ({percent(most.by_ns / most.step_ns)})"
+    who = are(most.ahead, f"is {by} faster than the other {len(most.ranks)}")
+    has = "it has" if len(most.ahead) == 1 else "they have"
+    evidence = (f"{who}: {has} less work, or these are slow", *balanced.evidence)
     advice = f"compare batches and clocks of {names(most.ahead)} with those of the others"
-    return replace(balanced, confidence=UNSURE, evidence=(str(most), *balanced.evidence), advice=(advice,))
+    return replace(balanced, confidence=UNSURE, evidence=evidence, advice=(advice,))

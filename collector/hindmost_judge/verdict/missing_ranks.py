@@ -72,10 +72,11 @@ def with_missing_ranks(found: list[Verdict], run: Run, blocks: Blocks | None) ->
     certain = [verdict for verdict in found if verdict.kind in _OF_SOME and not (missing.apart and verdict.ranks)]
     named = any(one.ranks for one in certain)
     already = [verdict for verdict in found if verdict.kind == "insufficient_data"]
+    lacks = f"{_are_missing(missing)} from most of the recording"
     if already and not waited and not named:
-        return [replace(one, evidence=(_are_missing(missing), *one.evidence)) for one in already]
+        return [replace(one, evidence=(lacks, *one.evidence)) for one in already]
     waits = _awaited(missing) if waited else f"others may wait for {_them(missing.ranks)}"
-    return certain if named else [insufficient(_are_missing(missing), waits, advice=_complete_files(missing)), *certain]
+    return certain if named else [insufficient(lacks, waits, advice=_complete_files(missing)), *certain]
 
 
 def ranks_without_steps(run: Run, blocks: Blocks) -> Verdict | None:
@@ -98,28 +99,29 @@ def _ours(found: list[Verdict], run: Run, blocks: Blocks | None) -> list[Verdict
         return found
     doubted = [verdict for verdict in found if missing.doubts(verdict)]
     certain = [verdict for verdict in found if verdict not in doubted]
+    who = names(missing.ranks) if missing.ranks else "some ranks"
+    lost = f"{_are_missing(missing)}: no collective of {_them(missing.ranks)} was recorded"
+    checks = f"run `hindmost doctor` on the node of {who}: it checks the agent and the probe"
+    advice = (f"{checks}. If it sent to another collector, name that directory, too",)
     if doubted and not certain:
         late = sorted({rank for verdict in doubted for rank in verdict.ranks})
         seem = are(late, "looks late") if late else "transfers look slow"
         doubt = f"{seem}, and may have waited for {_them(missing.ranks)}"
-        unsure = insufficient(without_collectives(missing), doubt, advice=_doctor_remedy(missing))
-        return [replace(unsure, cause="unknown")]
+        return [Verdict("insufficient_data", cause="unknown", evidence=(lost, doubt), advice=advice)]
     seen = rows(run.ranks) - int(np.isin(run.ranks["rank"], missing.ranks).sum())
-    return [_of_those_seen(one, missing, seen) for one in certain]
+    alike = f"no rank of the {seen} recorded is late, but they may wait for {who}, not recorded"
+    return [
+        replace(one, kind="insufficient_data", evidence=(alike, *one.evidence), advice=advice)
+        if one.kind == "balanced"
+        else one
+        if one.kind in (*STOPS, "insufficient_data")
+        else replace(one, evidence=(*one.evidence, lost))
+        for one in certain
+    ]
 
 
-def _of_those_seen(one: Verdict, missing: Absent, seen: int) -> Verdict:
-    """Ranks found alike without the missing ones are not cleared; findings on the recorded ranks hold."""
-    if one.kind != "balanced":
-        known = one.kind in STOPS or one.kind == "insufficient_data"
-        return one if known else replace(one, evidence=(*one.evidence, without_collectives(missing)))
-    late = f"no rank of the {seen} recorded is late, but they may wait for {_who(missing)}, not recorded"
-    return replace(one, kind="insufficient_data", evidence=(late, *one.evidence), advice=(_doctor_remedy(missing),))
-
-
-def _are_missing(missing: Unrecorded) -> str:
-    who = are(missing.ranks, "is") if missing.ranks else "some ranks are"
-    return f"{who} missing from most of the recording"
+def _are_missing(missing: Unrecorded | Absent) -> str:
+    return f"{are(missing.ranks, 'is') if missing.ranks else 'some ranks are'} missing"
 
 
 def _awaited(missing: Unrecorded) -> str:
@@ -211,23 +213,6 @@ def _members_seen(run: Run) -> dict[int, set[int]]:
     for place, rank in zip((pairs >> 32).tolist(), (pairs & 0xFFFFFFFF).tolist(), strict=True):
         met.setdefault(int(comms[place]), set()).add(rank)
     return met
-
-
-def without_collectives(absent: Absent) -> str:
-    """The ranks without any data."""
-    who = are(absent.ranks, "is") if absent.ranks else "some ranks are"
-    return f"{who} missing: no collective of {_them(absent.ranks)} was recorded"
-
-
-def _doctor_remedy(absent: Absent) -> str:
-    return (
-        f"run `hindmost doctor` on the node of {_who(absent)}: it checks the agent and the probe."
-        " If it sent to another collector, name that directory, too"
-    )
-
-
-def _who(absent: Absent) -> str:
-    return names(absent.ranks) if absent.ranks else "some ranks"
 
 
 #: A backward computes about twice what a forward does, and with its transfers recorded ones of GPUs at work took up to

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections import UserDict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -128,14 +128,6 @@ class RankRow:
     runqueue_ratio: float | None = None  # share of the time in which its main thread waited for a CPU
     rss_bytes: float | None = None
     calls_ratio: float | None = None  # share of the time in collectives and messages, of a run without steps
-
-
-class PlainRows(Sequence[RankRow]):
-    """Rows of ranks that are written without being made."""
-
-    @abstractmethod
-    def plain(self) -> list[dict[str, Any]]:
-        """A row each in the order of :class:`RankRow`'s fields; what is no number, or no finite one, is ``None``."""
 
 
 @dataclass(frozen=True)
@@ -263,33 +255,21 @@ class Report:
         return {"schema": SCHEMA, **found}
 
 
-class LiveReport(MutableMapping[str, Any]):
+class LiveReport(UserDict[str, Any]):
     """``to_dict`` of a running job, whose rows of ranks are made when they are first read: they take 2 KB each."""
 
     def __init__(self, report: Report) -> None:
-        self._plain, self._unread = replace(report, ranks=()).to_dict(), [report.ranks]
+        super().__init__(replace(report, ranks=()).to_dict())
+        self._unread = [report.ranks]
 
     def __getitem__(self, name: str) -> Any:
         if name == "ranks" and self._unread:
-            self._plain[name] = _rows(self._unread[0])
-            self._unread = []
-        return self._plain[name]
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        self._plain[name] = value
-
-    def __delitem__(self, name: str) -> None:
-        del self._plain[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._plain)
-
-    def __len__(self) -> int:
-        return len(self._plain)
+            self.data[name] = _rows(self._unread.pop())
+        return self.data[name]
 
 
 def _rows(ranks: Sequence[RankRow]) -> Any:
-    return ranks.plain() if isinstance(ranks, PlainRows) else plain(ranks)
+    return ranks.plain() if hasattr(ranks, "plain") else plain(ranks)  # some are held as columns
 
 
 def plain(value: Any) -> Any:

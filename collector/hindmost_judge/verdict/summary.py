@@ -22,7 +22,7 @@ from hindmost_judge.timeline import phases
 from hindmost_judge.timeline.phases import pivots, training, unnamed
 from hindmost_judge.types import Floats, Ints
 from hindmost_judge.verdict import endings
-from hindmost_judge.verdict.schema import JobSummary, PlainRows, RankRow, Verdict, WhatIf
+from hindmost_judge.verdict.schema import JobSummary, RankRow, Verdict, WhatIf
 from hindmost_judge.verdict.wording import called, ms, percent
 from hindmost_judge.whatif import savings
 from hindmost_judge.whatif.waste import beyond, by_node
@@ -253,7 +253,7 @@ def _longer(blocks: Blocks, row: int, longer: float) -> str:
 
 
 @dataclass(frozen=True, eq=False)
-class RankRows(PlainRows):
+class RankRows(Sequence[RankRow]):
     """A report's rows of ranks, held as columns: of a large job rows are more work than verdicts, and few are read.
 
     Reads like a tuple of rows, each made when it is looked at.

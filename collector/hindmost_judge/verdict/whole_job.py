@@ -214,12 +214,10 @@ def of_job(
     without = f"; {percent(for_cpu)} of that is waiting for a CPU, which COST leaves out" if for_cpu >= 0.01 else ""
     who = _typical_rank(blocks)
     return [
-        Verdict(
+        costing(
+            *(blocks, 0, len(blocks.steps), cost),
             kind="input_bound",
             cause="input",
-            since_step=since(blocks, 0),
-            cost_ms_per_step=cost / 1e6,
-            cost_ratio=cost / average(blocks.period),
             confidence=0.9,
             explained=1.0,
             evidence=(
