@@ -437,8 +437,9 @@ def _count(number: int, what: str) -> str:
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
-#: A rank that is late in so large a share of the steps is late throughout: no lead lasts for that.
-_THROUGHOUT = 0.75
+#: A rank that is late in so large a share of the steps is late throughout: no lead lasts for that, and none that took
+#: its turn after another rank is late for as long.
+_THROUGHOUT = 0.8
 #: In a smaller share of them than this a rank is late by chance, or for one stall.
 _SELDOM = 0.125
 
@@ -466,39 +467,25 @@ def without_lost_leads(found: list[Verdict], blocks: Blocks | None) -> list[Verd
         for verdict in found
         if verdict.kind in LATE and verdict.ranks and (no_starts or not set(verdict.ranks).isdisjoint(unsure))
     ]
-    throughout = _throughout(late, blocks)
-    leads = [one for one in late if not _may_be_a_lead(one, late, blocks, throughout)]
+    persistent = [verdict for verdict in late if verdict.kind == "straggler"]
+    throughout = {
+        ranks
+        for ranks in {verdict.ranks for verdict in persistent}
+        if _steps_of(blocks, *(one for one in persistent if one.ranks == ranks)).mean() >= _THROUGHOUT
+    }
+    leads = [one for one in late if one.ranks in throughout or not _may_be_a_lead(one, late, blocks)]
     if len(leads) == len(late):
         return found
     left = [verdict for verdict in found if verdict not in late or verdict in leads]
     return left or [_late_in_turn(late)]
 
 
-def _throughout(late: Sequence[Verdict], blocks: Blocks) -> set[tuple[int, ...]]:
-    """Ranks that are late nearly throughout, whatever other ranks are; none where sets of these share a rank, and are
-    unsure.
-
-    A rank that is late from where another no longer is took its turn.
-    """
-    found = set()
-    for ranks in {verdict.ranks for verdict in late}:
-        persistent = [verdict for verdict in late if verdict.ranks == ranks and verdict.kind == "straggler"]
-        steps = _steps_of(blocks, *persistent)
-        others = [_steps_of(blocks, verdict) for verdict in late if verdict.ranks != ranks]
-        if steps.mean() >= _THROUGHOUT and all(2 * np.sum(other & steps) >= np.sum(other) for other in others):
-            found.add(ranks)
-    apart = len({rank for ranks in found for rank in ranks}) == sum(map(len, found))
-    return found if apart else set()
-
-
-def _may_be_a_lead(one: Verdict, late: Sequence[Verdict], blocks: Blocks, throughout: set[tuple[int, ...]]) -> bool:
+def _may_be_a_lead(one: Verdict, late: Sequence[Verdict], blocks: Blocks) -> bool:
     """Whether what a verdict says of its ranks may be said of any rank whose host has no lead.
 
     Hosts that gather parameters launch far more than others, and are what such a job waits for at times: there one
     rank that is late for a while is doubtful, too; so is one most of whose delay was taken for others' lead.
     """
-    if one.ranks in throughout:
-        return False
     if len({verdict.ranks for verdict in late}) > 1 or _steps_of(blocks, one).mean() < _SELDOM:
         return True
     gathers = blocks.joined is not None and int(blocks.joined.gathers.sum()) >= len(blocks.steps)  # in most steps

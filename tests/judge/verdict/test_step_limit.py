@@ -47,16 +47,17 @@ def with_levels(run: Run, **levels: float) -> Run:
     return replace(run, metrics=concatenate("metrics", [run.metrics, *parts]))
 
 
-def found(run: Run) -> StepLimit | None:
+def found(run: Run) -> StepLimit:
     """What the report says."""
-    return judge(run).job.bound
+    limit = judge(run).job.bound
+    assert limit is not None
+    return limit
 
 
 @pytest.mark.parametrize(("gpu_bound", "by"), [("compute", "gpu_compute"), ("memory", "gpu_memory")])
 def test_gpus_at_work_are_limited_by_what_is_near_its_peak(gpu_bound: str, by: str) -> None:
     """Their memory, or their arithmetic; the evidence has the figures of both."""
     limit = found(recorded(gpu_bound=gpu_bound))
-    assert limit is not None
     assert limit.by == by
     assert "of peak bandwidth" in limit.evidence
     assert "SMs active" in limit.evidence
@@ -66,7 +67,7 @@ def test_gpus_at_work_are_limited_by_what_is_near_its_peak(gpu_bound: str, by: s
 def test_no_limit_is_named_where_most_events_were_lost(lost: int, limited: bool) -> None:
     run = recorded(gpu_bound="compute")
     states = from_rows("rank_states", [(0, 10**9, RUNNING, 1000, lost, -1, -1, "")])
-    assert (found(replace(run, rank_states=states)) is not None) == limited
+    assert (judge(replace(run, rank_states=states)).job.bound is not None) == limited
 
 
 @pytest.mark.parametrize(("load", "by"), [("gemm", "gpu_compute"), ("copy", "gpu_memory"), ("idle", "unknown")])
@@ -75,32 +76,24 @@ def test_what_an_h200_showed_is_called_what_it_was(load: str, by: str) -> None:
     levels = {
         name.removesuffix("_ratio"): value for name, value in MEASURED[load].items() if name.endswith("_activity_ratio")
     }
-    limit = found(with_levels(recorded(), **levels))
-    assert limit is not None
-    assert limit.by == by
+    assert found(with_levels(recorded(), **levels)).by == by
 
 
 def test_small_kernels_are_limited_by_neither() -> None:
     """SMs with work but hardly any arithmetic or memory traffic: the limit is unknown."""
-    limit = found(
-        with_levels(recorded(), sm_activity=0.95, dram_activity=0.2, tensor_activity=0.03, fp32_activity=0.05)
-    )
-    assert limit is not None
+    small = {"sm_activity": 0.95, "dram_activity": 0.2, "tensor_activity": 0.03, "fp32_activity": 0.05}
+    limit = found(with_levels(recorded(), **small))
     assert limit.by == "unknown"
     assert "neither memory nor arithmetic" in limit.evidence
 
 
 def test_without_the_monitor_memory_is_never_said_to_be_the_limit() -> None:
     """NVML counts the time in which memory was touched at all: much of it proves nothing, little of it excludes it."""
-    much = found(with_levels(recorded(), memory_utilization=0.95))
-    assert much is not None
-    assert much.by == "unknown"
+    assert found(with_levels(recorded(), memory_utilization=0.95)).by == "unknown"
     capped = with_levels(recorded(), memory_utilization=0.4)
     reasons = capped.metrics["name"] == "hindmost_gpu_clocks_event_reasons"
     capped.metrics["value"][reasons] = 0x4
-    little = found(capped)
-    assert little is not None
-    assert little.by == "gpu_compute"
+    assert found(capped).by == "gpu_compute"
 
 
 def test_where_nothing_was_sampled_nothing_is_said() -> None:
@@ -113,13 +106,8 @@ def test_where_nothing_was_sampled_nothing_is_said() -> None:
 
 def test_transfers_that_take_most_of_the_step_are_what_bounds_it() -> None:
     """Whatever GPUs do meanwhile; overlapped with backward they must outlast what hides them."""
-    slow = recorded(layout="fsdp", transfer_share=1.5, gpu_bound="compute")
-    limit = found(slow)
-    assert limit is not None
-    assert limit.by == "communication"
-    hidden = found(recorded(layout="dp", transfer_share=0.5, gpu_bound="compute"))
-    assert hidden is not None
-    assert hidden.by == "gpu_compute"
+    assert found(recorded(layout="fsdp", transfer_share=1.5, gpu_bound="compute")).by == "communication"
+    assert found(recorded(layout="dp", transfer_share=0.5, gpu_bound="compute")).by == "gpu_compute"
 
 
 @pytest.mark.parametrize("queues", [0.0, 0.1])
@@ -131,25 +119,19 @@ def test_transfers_are_as_long_as_they_were_measured(queues: float) -> None:
         for rank in range(4)
         for second in (0, 1, 2)
     ]
-    limit = found(replace(run, metrics=loads.metrics(rows)))
-    assert limit is not None
-    assert limit.evidence == "transfers are 71 % of the typical step"
+    assert found(replace(run, metrics=loads.metrics(rows))).evidence == "transfers are 71 % of the typical step"
 
 
 def test_an_input_bound_job_is_bound_by_its_input() -> None:
     """The verdict on all ranks says it; the line does not contradict it."""
     run = recorded(input_share=0.6, gpu_bound="compute")
     assert judge(run).verdicts[0].kind == "input_bound"
-    limit = found(run)
-    assert limit is not None
-    assert limit.by == "input"
+    assert found(run).by == "input"
 
 
 def test_a_slow_rank_does_not_make_a_job_bound_by_something_else() -> None:
     """The line is about the typical rank; the verdict is about the slow one."""
-    limit = found(recorded(gpu_bound="memory", faults=(Fault("gc", (3,), 0.1),)))
-    assert limit is not None
-    assert limit.by == "gpu_memory"
+    assert found(recorded(gpu_bound="memory", faults=(Fault("gc", (3,), 0.1),))).by == "gpu_memory"
 
 
 def test_too_few_steps_say_nothing() -> None:
