@@ -13,7 +13,6 @@ from hindmost_judge.causes import backward, cpu_wait, loading, why_late
 from hindmost_judge.causes.cpu_sharing import NEEDS
 from hindmost_judge.causes.table import Cause
 from hindmost_judge.detect import straggler
-from hindmost_judge.graph.host_paced import finds_batches
 from hindmost_judge.settings import Settings
 from hindmost_judge.stats.robust import median, peers_median
 from hindmost_judge.timeline import cohorts
@@ -250,11 +249,7 @@ def _cost(
         waited = savings.caused_more(blocks, rows, span) + held_up
         replayed = float(by_step[change.steps].mean()) + held_up
         seen = change.cost(replayed, waited, savings.others_grew(blocks, rows, span))
-        phase = slowdowns[0].phase
-        loads = (
-            phase == "input" and finds_batches(blocks.parts["input"], blocks.step_ns).any()
-        )  # not known for how long
-        seen = max(seen, replayed) if phase is not None and not loads else seen  # peers that became faster hide none
+        seen = max(seen, replayed) if slowdowns[0].phase is not None else seen  # peers that became faster hide none
         cost *= seen / replayed if replayed > 0 else 1.0  # others may hide it in steps that cannot be compared
     estimated = wording.estimated(cost, saved, change) if blocks.evidence == NEEDS else []
     lines = estimated or wording.longer_than_replayed(change, cost)
