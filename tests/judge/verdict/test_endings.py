@@ -269,14 +269,6 @@ def test_a_rank_that_died_alone_is_reported() -> None:
     assert endings.first_to_die(run) == ([0], " (SIGSEGV)")
 
 
-def test_gone_in_one_observation_without_more_is_not_known() -> None:
-    """No rank is named by guessing."""
-    said, _ = endings.of(ended([(VANISHED, 9)] * 4))
-    assert said is not None
-    assert said.startswith("exit code 137 (SIGKILL); ranks 0 to 3")
-    assert said.endswith("order unknown")
-
-
 @pytest.mark.parametrize("seconds", [(9, 5, 9, 9), (9, 9, 9, 9)])
 def test_a_job_that_was_asked_to_end_has_no_first_to_die(seconds: tuple[int, ...]) -> None:
     """After Ctrl-C a launcher kills its ranks in any order, which says nothing about them."""
@@ -292,6 +284,7 @@ def test_a_job_that_was_asked_to_end_has_no_first_to_die(seconds: tuple[int, ...
         (0, [(VANISHED, 9), (FINISHED, 9)], (None, None)),
         (None, [(RUNNING, 9), (RUNNING, 9)], (None, None)),
         (3, [(FINISHED, 9), (FINISHED, 9)], ("exit code 3", None)),
+        (3, [(VANISHED, 9)] * 2, ("exit code 3; ranks 0 and 1 on node0 were killed or crashed, order unknown", None)),
         (-9, [(FINISHED, 9), (FINISHED, 9)], ("killed by signal 9 (SIGKILL)", None)),
         (
             139,

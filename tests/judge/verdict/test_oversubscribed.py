@@ -52,16 +52,15 @@ def test_two_ranks_on_one_cpu_are_told_with_their_cost() -> None:
     assert (found.kind, found.ranks, found.cause) == ("oversubscribed", (0, 1), "cpu_contention")
     assert found.cost_ms_per_step == pytest.approx(8.0, rel=0.1)
     assert "2 ranks run only on CPU number 0 (node0 has 8 CPUs)" in found.evidence[0]
+    page = text.render(judge(bound(shared(2, 0, 1), {0: "0", 1: "0"})).to_dict(), width=120)
+    assert "SLOW   ranks 0 and 1 on node0: share too few CPUs" in page
+    assert "LIMITED BY" not in page  # it is no communication
 
 
-def test_ranks_with_a_cpu_each_are_not() -> None:
-    """However long they queue, for other processes: the job's bindings are not why."""
-    assert not of_kind(bound(shared(2, 0, 1), {0: "0", 1: "1"}), "oversubscribed")
-
-
-def test_a_node_without_more_cpus_has_nothing_to_bind() -> None:
-    """Two ranks on a node of one CPU: that they share it is known, and no binding helps."""
-    assert not of_kind(bound(shared(2, 0, 1), {0: "0", 1: "0"}, of=1), "oversubscribed")
+@pytest.mark.parametrize(("second", "of"), [("1", 8), ("0", 1)], ids=["a CPU each", "a node of one CPU"])
+def test_ranks_that_no_binding_would_help_are_not(second: str, of: int) -> None:
+    """However long they queue: for other processes, or since the node has no more CPUs."""
+    assert not of_kind(bound(shared(2, 0, 1), {0: "0", 1: second}, of=of), "oversubscribed")
 
 
 def test_of_some_ranks_on_one_cpu_none_is_the_straggler() -> None:
@@ -209,13 +208,6 @@ def test_other_processes_are_left_out_where_a_quota_holds_all_ranks(cpus: str, q
     limit = judge(run).job.bound
     assert limit is not None
     assert ("other processes use" in limit.evidence.lower()) == others
-
-
-def test_the_report_reads_as_one_finding() -> None:
-    """Head line, cost, the CPUs; and no line that calls it communication."""
-    page = text.render(judge(bound(shared(2, 0, 1), {0: "0", 1: "0"})).to_dict(), width=120)
-    assert "SLOW   ranks 0 and 1 on node0: share too few CPUs" in page
-    assert "LIMITED BY" not in page
 
 
 def test_more_ranks_than_cpus_come_first_where_no_rank_can_be_cleared() -> None:
@@ -557,17 +549,14 @@ def test_who_only_queues_for_a_while_does_not_compute() -> None:
 
 
 def test_a_process_that_queued_for_longer_than_its_transfers_take_may_have_been_late_for_it() -> None:
-    """It queued for 0.9 s/s and was in transfers for half of its time."""
-    assert said(judge(jostled(0.9))) == [("insufficient_data", (), None)]
-
-
-def test_a_cpu_wait_that_only_the_process_shows_is_neither_given_nor_excluded() -> None:
-    """Its main thread slept: no line says that it waited for a CPU where another says that this is unknown."""
+    """It queued for 0.9 s/s and was in transfers for half of its time, and its main thread slept: no line says that it
+    waited for a CPU where another says that this is unknown."""
     report = judge(jostled(0.9))
-    said = " ".join([*report.verdicts[0].evidence, *report.notes])
-    assert "it may have waited for one threads of its process waited for a CPU, perhaps not while it was late" in said
-    assert "waiting for a CPU" not in said
-    assert "rank 1 late, perhaps because of that" in said
+    assert said(report) == [("insufficient_data", (), None)]
+    lines = " ".join([*report.verdicts[0].evidence, *report.notes])
+    assert "it may have waited for one threads of its process waited for a CPU, perhaps not while it was late" in lines
+    assert "waiting for a CPU" not in lines
+    assert "rank 1 late, perhaps because of that" in lines
 
 
 def test_a_rank_that_is_late_in_two_segments_is_listed_once() -> None:

@@ -260,12 +260,12 @@ def test_uneven_work_clears_no_rank_beside_one_that_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "shown"),
+    ("length_ms", "shown"),
     [(0.0, "0.0 ms"), (0.004, "0.004 ms"), (0.04, "0.04 ms"), (0.06, "0.1 ms"), (9999, "9999 ms"), (45_289, "45.3 s")],
 )
-def test_a_duration_has_as_many_digits_as_can_be_read(given: float, shown: str) -> None:
+def test_a_duration_has_as_many_digits_as_can_be_read(length_ms: float, shown: str) -> None:
     """45289 ms is hard to read, and a wait of 4 microseconds is no wait of 0."""
-    assert duration(given) == ms(given * 1e6) == shown
+    assert duration(length_ms) == ms(length_ms * 1e6) == shown
 
 
 STALLS = {"rank": 3, "blocked": 9.0, "every": 10}
