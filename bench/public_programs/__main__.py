@@ -4,15 +4,17 @@
     python bench/public_programs --programs DIR table --runs DIR --write
 
 ``run`` starts each program under each disturbance, undisturbed ones three times, and keeps the run directories. It
-goes on where it was stopped, and stops itself after ``--seconds``. ``costs`` runs disturbances that take CPU time,
-each between two undisturbed runs, on a machine without other work. ``table`` judges all of them with the code as it
-is, prints what is right, and with ``--write`` stores it in ``bench/results/public_programs.json`` and in
-``docs/explanation/accuracy.md``. Rank 1 of two is disturbed; other work on the machine meanwhile is given in cores.
+goes on where it was stopped, and stops itself after ``--seconds``. A job has two cores; on more, jobs run side by side.
+``costs`` runs disturbances that take CPU time, each between two undisturbed runs, on a machine without other work.
+``table`` judges all of them with the code as it is, prints what is right, and with ``--write`` stores it in
+``bench/results/public_programs.json`` and in ``docs/explanation/accuracy.md``. Rank 1 of two is disturbed. Other work
+on a job's two cores meanwhile is given in cores.
 """
 
 import argparse
 import contextlib
 import json
+import multiprocessing
 import os
 import re
 import resource
@@ -21,6 +23,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +43,7 @@ ENVIRON = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     "OMP_NUM_THREADS": "1",
+    "CUDA_VISIBLE_DEVICES": "",
     "PYTHONUNBUFFERED": "1",
     "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
 }
@@ -97,21 +101,40 @@ def _folder(runs: Path, program: Program, disturbance: Disturbance, number: int)
 
 
 def _run_all(programs: list[Program], names: list[str], files: Path, runs: Path, seconds: float) -> int:
-    began = time.monotonic()
-    for program in programs:
-        for disturbance, number in _cases(program, names):
-            folder = _folder(runs, program, disturbance, number)
-            if (folder / "truth.json").exists() or disturbance.lacks():
-                continue
-            if time.monotonic() - began > seconds:
-                print("more is left: run again")
-                return 1
-            shutil.rmtree(folder, ignore_errors=True)
-            folder.mkdir(parents=True)
-            truth = run(program, disturbance, files, folder)
-            (folder / "truth.json").write_text(json.dumps(truth) + "\n")
-            print(f"{folder.name}: {truth['wall_s']:.0f} s, exit code {truth['exit_code']}", flush=True)
-    return 0
+    left = [
+        (program.name, disturbance.name, files, _folder(runs, program, disturbance, number))
+        for program in programs
+        for disturbance, number in _cases(program, names)
+        if not disturbance.lacks()
+    ]
+    done = _side_by_side(_run_until, [(time.monotonic() + seconds, *one) for one in left])
+    if not all(done):
+        print("more is left: run again")
+    return not all(done)
+
+
+def _run_until(end: float, program: str, disturbance: str, files: Path, folder: Path) -> bool:
+    """Whether this run is there; none is begun after ``end``."""
+    if not (folder / "truth.json").exists():
+        if time.monotonic() > end:
+            return False
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        truth = run(PROGRAMS[program], DISTURBANCES[disturbance], files, folder)
+        (folder / "truth.json").write_text(json.dumps(truth) + "\n")
+        print(f"{folder.name}: {disturbance}, {truth['wall_s']:.0f} s, exit code {truth['exit_code']}", flush=True)
+    return True
+
+
+def _side_by_side(function: Callable[..., bool], calls: list[tuple[Any, ...]]) -> list[bool]:
+    """The calls in their order, one for each two cores at a time, each in a process that has these cores only."""
+    cores = sorted(os.sched_getaffinity(0))
+    fork = multiprocessing.get_context("fork")
+    pairs = fork.SimpleQueue()
+    for first in range(0, max(len(cores) - 1, 1), 2):
+        pairs.put(cores[first : first + 2])
+    with fork.Pool(max(len(cores) // 2, 1), lambda: os.sched_setaffinity(0, pairs.get())) as pool:
+        return pool.starmap(function, calls, chunksize=1)
 
 
 def _between_clean(program: Program, runs: Path) -> list[tuple[Disturbance, Path]]:
@@ -122,14 +145,13 @@ def _between_clean(program: Program, runs: Path) -> list[tuple[Disturbance, Path
 
 
 def _run_costs(programs: list[Program], files: Path, runs: Path) -> int:
-    for program in programs:
-        for disturbance, folder in _between_clean(program, runs):
-            if not (folder / "truth.json").exists():
-                shutil.rmtree(folder, ignore_errors=True)
-                folder.mkdir(parents=True)
-                (folder / "truth.json").write_text(json.dumps(run(program, disturbance, files, folder)) + "\n")
-                print(f"{folder.name}: {disturbance.name}", flush=True)
+    _side_by_side(_run_between_clean, [(one.name, files, runs) for one in programs])
     return 0
+
+
+def _run_between_clean(program: str, files: Path, runs: Path) -> bool:
+    between = _between_clean(PROGRAMS[program], runs)
+    return all(_run_until(float("inf"), program, one.name, files, folder) for one, folder in between)
 
 
 def _judged_between_clean(program: Program, runs: Path) -> dict[int, dict[str, Any]]:
@@ -162,7 +184,7 @@ def _costs(program: str, judged: dict[int, dict[str, Any]]) -> list[dict[str, An
 
 def run(program: Program, disturbance: Disturbance, files: Path, folder: Path) -> dict[str, Any]:
     """One job under ``hindmost run``, disturbed; what was done and how it went."""
-    command = [*disturbance.before, *program.command(files, folder)]
+    command = [*disturbance.before(), *program.command(files, folder)]
     line = [sys.executable, "-m", "hindmost", "run", "--no-live", "--out", str(folder / "run"), "--", *command]
     began, busy, used = time.monotonic(), _busy_s(), _children_s()
     with (folder / "output.txt").open("w") as output:
@@ -241,9 +263,11 @@ def ranks_below(root: int) -> dict[int, list[int]]:
 
 
 def _busy_s() -> float:
-    """CPU seconds that all processors have worked."""
-    fields = [int(one) for one in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]]
-    return (sum(fields[:3]) + sum(fields[5:8])) / os.sysconf("SC_CLK_TCK")
+    """CPU seconds that the cores which the bench may use have worked."""
+    own = {f"cpu{core}" for core in os.sched_getaffinity(0)}
+    lines = [line.split() for line in Path("/proc/stat").read_text().splitlines()]
+    ticks = [[int(one) for one in fields] for name, *fields in lines if name in own]
+    return sum(sum(each[:3]) + sum(each[5:8]) for each in ticks) / os.sysconf("SC_CLK_TCK")
 
 
 def _children_s() -> float:

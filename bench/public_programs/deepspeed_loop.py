@@ -13,7 +13,7 @@ CONFIG = {
     "bf16": {"enabled": True},
     "zero_allow_untested_optimizer": True,
 }
-WIDTH, STEPS = 512, 250
+WIDTH, STEPS = 512, 700
 
 
 def main() -> None:
@@ -24,6 +24,7 @@ def main() -> None:
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # compiled at first use, for minutes
     deepspeed.init_distributed(dist_backend="gloo")
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=CONFIG)
+    print("training")
     data = TensorDataset(torch.randn(16 * STEPS, WIDTH))
     for (batch,) in DataLoader(data, batch_size=16):
         loss = engine(batch.bfloat16()).square().mean()

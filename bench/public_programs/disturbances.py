@@ -1,7 +1,8 @@
 """What disturbs a job from outside, with the names of the verdicts that tell the truth about it.
 
 Each disturbance is a function that acts on the job's ranks, by their process ids, until the job has ended. Rank 1 is
-the one disturbed, where one is. Control groups are those of Linux' first version, one controller a tree.
+the one disturbed, where one is. Control groups of both versions of Linux' are known, and nothing is done to cores
+that the bench itself may not use.
 """
 
 import contextlib
@@ -53,8 +54,8 @@ class Disturbance:
     """What is done and what is true of it: who is to be named, in verdicts of which kinds, for which causes.
 
     ``ranks`` empty: no rank may be named. ``ended``: the job ends by it. ``dies``: rank 1 dies first, and ``causes``
-    are how. ``queues``: it makes rank 1 wait for a CPU. ``before`` is put in front of the job's command, ``start`` gets
-    each rank as soon as it is there, ``act`` the job once it works.
+    are how. ``queues``: it makes rank 1 wait for a CPU. ``one_core``: the job has one core. ``start`` gets each rank as
+    soon as it is there, ``act`` the job once it works.
     """
 
     name: str
@@ -64,7 +65,7 @@ class Disturbance:
     ended: bool = False
     dies: bool = False
     queues: bool = False
-    before: tuple[str, ...] = ()
+    one_core: bool = False
     start: Callable[[Job], contextlib.AbstractContextManager[None]] | None = None
     act: Callable[[Job], None] | None = None
     applies: Callable[[Program], bool] = lambda _: True
@@ -73,6 +74,10 @@ class Disturbance:
     def disappeared(self, queued_s: dict[str, float]) -> bool:
         """Whether other work on the machine made the peer wait for a CPU about as long as this did rank 1."""
         return self.queues and queued_s.get("1", 0.0) < _SHOWS * queued_s.get("0", 0.0)
+
+    def before(self) -> list[str]:
+        """What is put in front of the job's command."""
+        return ["taskset", "-c", str(min(os.sched_getaffinity(0)))] if self.one_core else []
 
     def applies_to(self, program: Program) -> bool:
         """Whether this program shows the disturbance."""
@@ -107,7 +112,8 @@ def _send(number: signal.Signals) -> Callable[[Job], None]:
 def _out_of_memory(job: Job) -> None:
     """What rank 1 allocates from now on is charged to a group with next to nothing."""
     time.sleep(job.settle)
-    with _group("memory", job, limit_in_bytes=str(2 << 20)):
+    limit = str(2 << 20)
+    with _group("memory", job, {"memory.limit_in_bytes": limit}, {"memory.max": limit}):
         while job.runs():
             time.sleep(0.05)
 
@@ -125,14 +131,20 @@ def _hang(job: Job) -> None:
         os.kill(job.victim(), signal.SIGCONT)
 
 
+def _tree(controller: str) -> Path:
+    """Where groups with this controller are: all in one tree, or, of the first version, in a tree for each."""
+    return CGROUPS if (CGROUPS / "cgroup.controllers").exists() else CGROUPS / controller
+
+
 @contextlib.contextmanager
-def _group(controller: str, job: Job, **limits: str) -> Iterator[None]:
-    """Rank 1 in a control group of its own with these limits."""
-    group = CGROUPS / controller / f"public-programs-{os.getpid()}"
+def _group(controller: str, job: Job, first: dict[str, str], second: dict[str, str]) -> Iterator[None]:
+    """Rank 1 in a control group of its own with limits as the ``first`` or the ``second`` version writes them."""
+    tree = _tree(controller)
+    group = tree / f"public-programs-{os.getpid()}"
     group.mkdir()
     try:
-        for name, value in limits.items():
-            (group / f"{controller}.{name.replace('__', '.')}").write_text(value)
+        for name, value in (second if tree == CGROUPS else first).items():
+            (group / name).write_text(value)
         for process in job.ranks[1]:
             with contextlib.suppress(ProcessLookupError):  # one that has ended meanwhile
                 (group / "cgroup.procs").write_text(str(process))
@@ -140,7 +152,7 @@ def _group(controller: str, job: Job, **limits: str) -> Iterator[None]:
     finally:
         for left in (group / "cgroup.procs").read_text().split():
             with contextlib.suppress(OSError):
-                (CGROUPS / controller / "cgroup.procs").write_text(left)
+                (tree / "cgroup.procs").write_text(left)
         for _ in range(50):  # until the last one is gone
             with contextlib.suppress(OSError):
                 group.rmdir()
@@ -177,8 +189,9 @@ def _stressed_core(job: Job) -> Iterator[None]:
 def _slow_disk(job: Job) -> Iterator[None]:
     """Rank 1 reads its records at 4 MB/s; none of them stays in the page cache."""
     device = job.folder.stat().st_dev
-    limit = f"{os.major(device)}:{os.minor(device)} {4 << 20}"
-    with _group("blkio", job, throttle__read_bps_device=limit), _uncached(job):
+    number = f"{os.major(device)}:{os.minor(device)}"
+    first = {"blkio.throttle.read_bps_device": f"{number} {4 << 20}"}
+    with _group("blkio", job, first, {"io.max": f"{number} rbps={4 << 20}"}), _uncached(job):
         yield
 
 
@@ -201,10 +214,26 @@ def _uncached(job: Job) -> Iterator[None]:
         os.waitpid(child, 0)
 
 
-def _has_group(controller: str) -> Callable[[], str | None]:
+def _quota(job: Job) -> contextlib.AbstractContextManager[None]:
+    first = {"cpu.cfs_period_us": "100000", "cpu.cfs_quota_us": "50000"}
+    return _group("cpu", job, first, {"cpu.max": "50000 100000"})
+
+
+def _quota_later(job: Job) -> None:
+    time.sleep(job.settle)
+    with _quota(job):
+        while job.runs():
+            time.sleep(0.05)
+
+
+def _has_group(controller: str, second: str) -> Callable[[], str | None]:
+    """Whether groups can have limits by ``controller`` of the first version, or ``second`` of the other."""
+
     def lacks() -> str | None:
-        folder = CGROUPS / controller
-        return None if os.access(folder / "cgroup.procs", os.W_OK) else f"cannot write in {folder} (cgroup v1, root)"
+        tree = _tree(controller)
+        if tree == CGROUPS and second not in (tree / "cgroup.subtree_control").read_text().split():
+            return f"no {second} in {tree}/cgroup.subtree_control"
+        return None if os.access(tree / "cgroup.procs", os.W_OK) else f"cannot write in {tree} (control groups, root)"
 
     return lacks
 
@@ -228,6 +257,7 @@ DISTURBANCES = {
     for one in (
         Disturbance("none"),
         Disturbance("stopped 250 ms every 2 s", (1,), _SLOW, ("stopped",), act=_stop_and_go(0.25, 2.0)),
+        Disturbance("stopped 100 ms every 500 ms", (1,), _SLOW, ("stopped",), act=_stop_and_go(0.1, 0.5)),
         Disturbance("stopped 30 ms every 100 ms", (1,), _SLOW, ("stopped",), act=_stop_and_go(0.03, 0.1)),
         Disturbance(
             "half a core by quota",
@@ -235,8 +265,17 @@ DISTURBANCES = {
             _SLOW,
             ("stopped", "cpu_contention"),  # the kernel stops a group that has used up its quota
             queues=True,
-            start=lambda job: _group("cpu", job, cfs_period_us="100000", cfs_quota_us="50000"),
-            lacks=_has_group("cpu"),
+            start=_quota,
+            lacks=_has_group("cpu", "cpu"),
+        ),
+        Disturbance(
+            "half a core by quota, later",
+            (1,),
+            _SLOW,
+            ("stopped", "cpu_contention"),
+            queues=True,
+            act=_quota_later,
+            lacks=_has_group("cpu", "cpu"),
         ),
         Disturbance(
             "core shared with stress-ng",
@@ -247,9 +286,7 @@ DISTURBANCES = {
             start=_stressed_core,
             lacks=_has_stress,
         ),
-        Disturbance(
-            "both ranks on one core", (0, 1), ("oversubscribed",), ("cpu_contention",), before=("taskset", "-c", "0")
-        ),
+        Disturbance("both ranks on one core", (0, 1), ("oversubscribed",), ("cpu_contention",), one_core=True),
         Disturbance(
             "disk at 4 MB/s",
             (1,),
@@ -257,14 +294,14 @@ DISTURBANCES = {
             ("input", "io"),
             start=_slow_disk,
             applies=lambda program: program.reads,
-            lacks=_has_group("blkio"),
+            lacks=_has_group("blkio", "io"),
         ),
         _death(
             "memory limited",
             "out of memory",
             _out_of_memory,
             applies=lambda program: program.python,
-            lacks=_has_group("memory"),
+            lacks=_has_group("memory", "memory"),
         ),
         _death("killed", "SIGKILL", _send(signal.SIGKILL)),
         _death("segmentation fault", "SIGSEGV", _send(signal.SIGSEGV)),

@@ -22,7 +22,7 @@ sys.path.insert(0, str(SOURCE))
 from char_dataset import CharDataset, DataConfig  # noqa: E402 - lies in that folder
 from model import GPT, GPTConfig, OptimizerConfig, create_optimizer  # noqa: E402
 
-BLOCK, BATCH, STEPS = 64, 4, 160
+BLOCK, BATCH, STEPS = 64, 4, 500
 #: Each rank reads files of its own, each sample once.
 RECORD = 256 * 1024
 

@@ -75,7 +75,7 @@ def _lines(found: dict[str, Any]) -> list[str]:
     cause = f"{wilson(found['cause_right'], found['disturbed'])}; unknown in {found['cause_unknown']}"
     runs = f"{found['undisturbed']} undisturbed and {found['disturbed']} disturbed runs"
     lines = [
-        f"{runs}, judged by commit {found['commit']}. The rules were tuned on them.",
+        f"{runs}, judged by commit {found['commit']}.",
         "",
         f"- undisturbed, no rank named: {wilson(found['undisturbed_right'], found['undisturbed'])}",
         f"- disturbed, exactly the right ranks named: {wilson(found['disturbed_right'], found['disturbed'])}",

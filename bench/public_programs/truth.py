@@ -61,7 +61,8 @@ def _first_death(said: str) -> tuple[int | None, str]:
     if death is None:
         return None, UNKNOWN
     rank, signal, exception = death.groups()
-    return int(rank), "out of memory" if _MEMORY in said else signal or exception or UNKNOWN
+    how = signal or exception or UNKNOWN
+    return int(rank), "out of memory" if _MEMORY in said and how in {"SIGKILL", UNKNOWN} else how
 
 
 def _cause(causes: set[str], disturbance: Disturbance) -> str:

@@ -11,7 +11,7 @@ sys.path.insert(0, str(ROOT / "bench/public_programs"))
 
 from disturbances import DISTURBANCES  # noqa: E402 - lies in bench
 from page import BEGIN, END, document, results  # noqa: E402
-from truth import graded  # noqa: E402
+from truth import _first_death, graded  # noqa: E402
 
 RECORDINGS = ROOT / "tests/fixtures/recordings"
 
@@ -58,6 +58,31 @@ def test_a_run_is_right_if_who_was_disturbed_is_named(
     """And if none is, in one that was not; a cause is judged only of the right ranks."""
     found = graded(DISTURBANCES[disturbance], RECORDINGS / f"{recording}.tar.xz")
     assert (found["names_right"], found["cause"]) == (right, cause)
+
+
+def test_a_node_that_ran_out_of_memory_kills_by_one_signal() -> None:
+    """Another job's process was killed for memory; this rank died of something else, and the report says so."""
+    memory = "0.1 s before rank 0; vm ran out of memory: its kernel killed 1 process"
+    for how, cause in (("SIGKILL", "out of memory"), ("SIGSEGV", "SIGSEGV"), ("raised KeyError at a.py:1", "KeyError")):
+        assert _first_death(f"exit code 1; rank 1 on vm died first ({how}), {memory}") == (1, cause)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_control_groups_of_both_versions_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: int
+) -> None:
+    """One tree in the second version, a tree for each controller in the first."""
+    tree = tmp_path if version == 2 else tmp_path / "cpu"
+    tree.mkdir(exist_ok=True)
+    (tree / "cgroup.procs").touch()
+    monkeypatch.setattr("disturbances.CGROUPS", tmp_path)
+    lacks = DISTURBANCES["half a core by quota"].lacks
+    if version == 2:
+        (tmp_path / "cgroup.controllers").touch()
+        (tmp_path / "cgroup.subtree_control").write_text("memory\n")
+        assert "no cpu in" in str(lacks())
+        (tmp_path / "cgroup.subtree_control").write_text("cpu memory\n")
+    assert lacks() is None
 
 
 def test_a_disturbance_that_other_work_repeats_on_the_peer_is_none() -> None:
