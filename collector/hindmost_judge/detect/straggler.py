@@ -14,7 +14,7 @@ import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cache
-from math import exp, inf, lgamma, log
+from math import inf
 from statistics import NormalDist
 
 import numpy as np
@@ -24,6 +24,7 @@ from hindmost_judge.causes import launch_bound, stopped, table, why_late
 from hindmost_judge.detect import nested_segments
 from hindmost_judge.detect.nested_segments import SHORTEST, Layer
 from hindmost_judge.settings import Settings
+from hindmost_judge.stats.recurring_events import tail
 from hindmost_judge.stats.robust import (
     FEW_RANKS,
     MAD_TO_SIGMA,
@@ -129,32 +130,21 @@ def _beyond_crowd(slowdowns: list[Slowdown], ranks: _Ranks) -> list[Slowdown]:
 
 @dataclass(frozen=True)
 class _Series:
-    """One rank's delay in the steps ``known`` (indices; ``None``: all), without its other slowdowns."""
+    """One rank's delay in the steps ``known`` (indices), without its other slowdowns: a step that others did not record
+    says nothing, not zero. All ``steps`` have a number."""
 
     late: Floats
-    known: Ints | None
+    known: Ints
     steps: int
 
     def at(self, first: int, stop: int) -> tuple[int, int]:
         """Steps by index from places in the series: to the ends where nothing is known beyond."""
-        if self.known is None:
-            return first, stop
         end = int(self.known[stop - 1]) + 1 if stop < len(self.late) else self.steps
         return int(self.known[first]) if first else 0, end
 
     def picked(self, first: int, stop: int) -> slice | Ints:
-        """The same steps, as what picks them from a block."""
-        return slice(first, stop) if self.known is None else self.known[first:stop]
-
-
-def _series(ranks: _Ranks, row: int) -> _Series:
-    """A step that others did not record says nothing, not zero."""
-    series = ranks.delay[row]
-    known = None if ranks.whole else np.flatnonzero(~np.isnan(series))
-    late = series.copy() if known is None else series[known]
-    if len(late) and _in_turn(ranks, row):
-        _at_its_peers_pace(ranks, late)
-    return _Series(late, known, len(series))
+        """The same steps, as what picks them from a block, and as a view where all are known."""
+        return slice(first, stop) if len(self.known) == self.steps else self.known[first:stop]
 
 
 #: Where collectives overlap with backward, a slow GPU shows this share of its delay.
@@ -187,15 +177,17 @@ def _at_its_peers_pace(ranks: _Ranks, late: Floats) -> None:
 
 def _slowdowns(ranks: _Ranks, row: int) -> list[Slowdown]:
     """The persistent slowdowns of one rank: one after the other, and one on top of the other."""
-    series = _series(ranks, row)
+    known = np.flatnonzero(~np.isnan(ranks.delay[row]))
+    if not len(known):
+        return []
+    series = _Series(ranks.delay[row, known], known, ranks.delay.shape[1])
+    if _in_turn(ranks, row):
+        _at_its_peers_pace(ranks, series.late)
     turn = _no_noise(ranks.blocks, ranks.settings) if not ranks.shared else np.inf
-    known = len(series.late) > 0
-    layers = []
-    if known:
-        took = ranks.blocks.period[series.picked(0, len(series.late))]
-        layers = nested_segments.find(
-            series.late, took, ranks.smallest, ranks.settings, turn, shared=ranks.shared, noise=ranks.noise(row)
-        )
+    took = ranks.blocks.period[series.picked(0, len(known))]
+    layers = nested_segments.find(
+        series.late, took, ranks.smallest, ranks.settings, turn, shared=ranks.shared, noise=ranks.noise(row)
+    )
     for layer in layers:
         series.late[layer.first : layer.stop] -= layer.level
     found: dict[Layer, Slowdown] = {}
@@ -272,10 +264,8 @@ def _by_chance(ranks: _Ranks, row: int, unsuspected: Ints, length: int, level: f
     often = float(np.mean(or_zero(ranks.delay[unsuspected]) >= level))
     if often <= 0:
         return 0.0
-    half = (length + 1) // 2
-    ways = lgamma(length + 1) - lgamma(half + 1) - lgamma(length - half + 1)
     windows = len(ranks.delay) * steps * steps / 2
-    return exp(min(ways + half * log(often) + log(windows), 0.0))
+    return float(windows * tail((length + 1) // 2, length, often))
 
 
 #: Each rank is compared with this many others, whatever the size of the job: among 1,000 there is always a noisier one.
