@@ -1,6 +1,7 @@
 """A rank that stalls now and then: from its first stall on, and however often; several ranks that do."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -72,17 +73,18 @@ def _stalling(ranks: int, often: dict[int, int]) -> Blocks:
     return _blocks(late)
 
 
-@pytest.mark.parametrize(("ranks", "stalls", "reported"), [(4, 5, 0), (4, 8, 1), (16, 5, 1)])
-def test_of_few_ranks_one_has_all_of_a_few_stalls_by_chance(ranks: int, stalls: int, reported: int) -> None:
-    """Five that may meet any of four ranks meet one and the same in four jobs of a thousand: among sixteen in none."""
-    assert len(intermittent.find(_stalling(ranks, {1: stalls}), DEFAULT)) == reported
-
-
-@pytest.mark.parametrize(("others", "reported"), [(2, 1), (4, 0)])
-def test_a_few_stalls_of_others_leave_most_with_one_rank(others: int, reported: int) -> None:
-    """Eight of ten on one of four ranks are chance in 1.7 jobs of a thousand, eight of twelve in more than eleven."""
-    stalls = {1: 8} | dict.fromkeys([2, 3], others // 2)
-    assert len(intermittent.find(_stalling(4, stalls), DEFAULT)) == reported
+@pytest.mark.parametrize(
+    ("ranks", "stalls", "reported"),
+    [
+        (4, {1: 5}, 0),  # that meet any of four ranks meet one and the same in four jobs of a thousand
+        (4, {1: 8}, 1),
+        (16, {1: 5}, 1),  # among sixteen in none
+        (4, {1: 8, 2: 1, 3: 1}, 1),  # chance in 1.7 jobs of a thousand
+        (4, {1: 8, 2: 2, 3: 2}, 0),  # in more than eleven
+    ],
+)
+def test_of_few_ranks_one_has_most_of_a_few_stalls_by_chance(ranks: int, stalls: dict[int, int], reported: int) -> None:
+    assert len(intermittent.find(_stalling(ranks, stalls), DEFAULT)) == reported
 
 
 @pytest.mark.parametrize("lengths", [0.0, 0.1])
@@ -192,19 +194,23 @@ def _each(rows: range, steps: int = 120) -> dict[int, Any]:
     return {row: np.random.default_rng(row).random(steps) < 3 / 8 for row in rows}
 
 
-@pytest.mark.parametrize("grows", ["steps", "forward", "nothing"])
-def test_of_most_ranks_something_grows_where_they_stall(grows: str) -> None:
-    """Five of eight that seem late are so only where a step, or a part of their self time, is longer then. Otherwise
-    the other three are ahead, with lighter batches for example, and no rank holds the others back."""
-    blocks = _stalled(8, _each(range(5)), grows)
-    assert sorted(intermittent.find_stall_sets(blocks, DEFAULT)) == ([] if grows == "nothing" else list(range(5)))
+FIVE = range(5)
 
 
-def test_steps_that_grow_whenever_any_of_several_stalls_are_enough() -> None:
-    """Ranks that always stall together have no step in which one of them does alone."""
-    same = np.random.default_rng(3).random(120) < 0.4
-    blocks = _stalled(8, dict.fromkeys(range(5), same))
-    assert sorted(intermittent.find_stall_sets(blocks, DEFAULT)) == list(range(5))
+@pytest.mark.parametrize(
+    ("held", "grows", "found"),
+    [
+        pytest.param(_each(FIVE), "steps", FIVE, id="a step is longer then"),
+        pytest.param(_each(FIVE), "forward", FIVE, id="or a part of their self time"),
+        pytest.param(_each(FIVE), "nothing", (), id="else the other three are ahead, with lighter batches for example"),
+        pytest.param(
+            dict.fromkeys(FIVE, np.random.default_rng(3).random(120) < 0.4), "steps", FIVE, id="always together"
+        ),
+    ],
+)
+def test_of_most_ranks_something_grows_where_they_stall(held: dict[int, Any], grows: str, found: Sequence[int]) -> None:
+    """Five of eight seem late. Ranks that always stall together have no step in which one of them does alone."""
+    assert sorted(intermittent.find_stall_sets(_stalled(8, held, grows), DEFAULT)) == [*found]
 
 
 @pytest.mark.parametrize(("count", "reported"), [(64, True), (65, False)])

@@ -14,17 +14,8 @@ from hindmost_judge.types import Floats
 
 from tests.runs import blocks_of
 
-#: Steps of a series, those of the segment, and its scatter from step to step, in units of the least effect.
-STEPS, STRETCH, NOISE = 240, slice(100, 116), 0.4
-#: What makes a rank that is 0.8 late throughout one that is 1.6 late: less than counts.
-STRETCH_MORE = 0.8
-
-
-def series(usual: float, more: float) -> Floats:
-    """A rank that is late by ``usual`` throughout, and by so much more for sixteen steps."""
-    made = usual + NOISE * np.random.default_rng(1).standard_normal(STEPS)
-    made[STRETCH] += more
-    return np.asarray(made)
+#: Steps of a series, and its scatter from step to step, in units of the least effect.
+STEPS, NOISE = 240, 0.4
 
 
 def segments(series: Floats, smallest: float, step_ns: float = 1e9) -> list[nested_segments.Layer]:
@@ -32,44 +23,29 @@ def segments(series: Floats, smallest: float, step_ns: float = 1e9) -> list[nest
     return nested_segments.find(series, np.full(len(series), step_ns), smallest, DEFAULT)
 
 
-@pytest.mark.parametrize(("steps", "reported"), [(6, 0), (8, 1), (12, 1)])
-def test_a_rank_is_slow_for_eight_steps_or_it_stalled(steps: int, reported: int) -> None:
-    """Fewer have no usual delay: each is a stall, however long."""
-    made = series(0.0, 0.0)
-    made[100 : 100 + steps] += 20.0
-    found = segments(made, 1.0)
-    assert [(one.first, one.stop) for one in found] == [(100, 100 + steps)] * reported
-
-
-@pytest.mark.parametrize(("usual", "reported"), [(0.0, 1), (0.8, 0)])
-def test_a_segment_counts_by_its_height_above_the_steps_around(usual: float, reported: int) -> None:
-    """Not by how late the rank is in it, which it may nearly be throughout."""
-    made = series(usual, 1.6 - usual)
-    assert len(segments(made, 1.0)) == reported
-
-
-@pytest.mark.parametrize(("steps", "reported"), [(slice(0, 16), 0), (slice(224, 240), 0), (slice(0, 120), 1)])
-def test_a_short_segment_at_an_end_is_compared_with_the_other_steps(steps: slice, reported: int) -> None:
-    """It was picked among many, as any was: one that takes half of the series was not."""
-    made = series(0.8, 0.0)
-    made[steps] += STRETCH_MORE
-    found = [one for one in segments(made, 1.0) if one.outer is None]
-    assert len(found) == reported
-
-
-def test_a_segment_on_top_of_another_needs_steps_with_that_other_alone() -> None:
-    """The first seven steps of a rank that is late throughout are no base for all its others."""
-    made = series(5.0, 0.0)
-    made[:7] -= 2.0
-    assert [(one.first, one.stop, one.outer) for one in segments(made, 1.0)] == [(0, STEPS, None)]
-
-
-def test_two_segments_of_most_steps_are_not_compared_with_each_other() -> None:
-    """What is usual is the level of the steps that are in neither."""
-    made = series(0.0, 0.0)
-    made[20:100] += 3.0
-    made[130:220] += 3.0
-    assert [(one.first, one.stop) for one in segments(made, 1.0)] == [(20, 100), (130, 220)]
+@pytest.mark.parametrize(
+    ("usual", "more", "found"),
+    [
+        pytest.param(0.0, [(100, 106, 20.0)], [], id="fewer than eight steps are stalls, however long"),
+        pytest.param(0.0, [(100, 108, 20.0)], [(100, 108)], id="eight steps have a usual delay"),
+        pytest.param(0.0, [(100, 112, 20.0)], [(100, 112)], id="so have twelve"),
+        pytest.param(0.0, [(100, 116, 1.6)], [(100, 116)], id="it counts by its height above the steps around"),
+        pytest.param(0.8, [(100, 116, 0.8)], [], id="not by how late the rank is in it, as nearly throughout"),
+        pytest.param(0.8, [(0, 16, 0.8)], [], id="a short one at the start was picked among many"),
+        pytest.param(0.8, [(224, 240, 0.8)], [], id="and one at the end"),
+        pytest.param(0.8, [(0, 120, 0.8)], [(0, 120)], id="not one that takes half of the series"),
+        pytest.param(5.0, [(0, 7, -2.0)], [(0, 240)], id="seven steps are no base for all others"),
+        pytest.param(0.0, [(20, 100, 3.0), (130, 220, 3.0)], [(20, 100), (130, 220)], id="two of most steps"),
+    ],
+)
+def test_segments_stand_above_the_steps_in_no_other(
+    usual: float, more: list[tuple[int, int, float]], found: list[tuple[int, int]]
+) -> None:
+    """Of a rank that is late by ``usual`` throughout, and by so much ``more`` in some steps."""
+    made = usual + NOISE * np.random.default_rng(1).standard_normal(STEPS)
+    for first, stop, longer in more:
+        made[first:stop] += longer
+    assert [(one.first, one.stop) for one in segments(made, 1.0)] == [pytest.approx(one, abs=1) for one in found]
 
 
 @pytest.mark.parametrize("seed", [0, 1, 6, 16])

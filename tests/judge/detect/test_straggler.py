@@ -32,49 +32,42 @@ def late(before: list[float], level: float = LEVEL) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    ("before", "steps"),
+    ("before", "scatter", "steps"),
     [
-        ([], 0),
-        ([0.0], 0),  # one step alone is chance
-        ([0.0, 0.5], 2),
-        ([0.3] * 9, 9),
-        ([6.0, 0.1, 0.4], 3),  # the first is late as it warms up
-        ([6.0, 7.0, 0.4], 0),  # nor two of three
-        ([5.0, 4.0, 4.5], 0),  # half as late is not on time
+        ([], 1.0, 0),
+        ([0.0], 1.0, 0),  # one step alone is chance
+        ([0.0, 0.5], 1.0, 2),
+        ([0.3] * 9, 1.0, 9),
+        ([6.0, 0.1, 0.4], 1.0, 3),  # the first is late as it warms up
+        ([6.0, 7.0, 0.4], 1.0, 0),  # nor two of three
+        ([5.0, 4.0, 4.5], 1.0, 0),  # half as late is not on time
+        ([0.0] * 2, 5.0, 0),  # where a step's scatter is half of the delay two may be by chance
+        ([0.0] * 8, 5.0, 8),
     ],
 )
-def test_steps_on_time_come_before_those_that_are_late(before: list[float], steps: int) -> None:
+def test_steps_on_time_come_before_those_that_are_late(before: list[float], scatter: float, steps: int) -> None:
     """As many as the first ones that together are on time."""
-    assert straggler.steps_on_time(late(before), LEVEL, 1.0) == steps
+    assert straggler.steps_on_time(late(before), LEVEL, scatter) == steps
 
 
-def test_where_steps_scatter_it_takes_more_of_them() -> None:
-    """Two steps may be on time by chance where a step's scatter is half of the delay, and eight may not."""
-    assert straggler.steps_on_time(late([0.0] * 2), LEVEL, 5.0) == 0
-    assert straggler.steps_on_time(late([0.0] * 8), LEVEL, 5.0) == 8
+IN_TURN = np.where(np.arange(80) // 20 % 2, 120.0, 60.0)
 
 
-def test_ranks_that_each_differ_by_little_from_the_next_have_no_gap() -> None:
-    """No rank is behind all others by what healthy GPUs may differ by, however far the first is from the last."""
-    late = np.repeat(np.array([0.0, 9.0, 18.0, 27.0])[:, None], 40, axis=1)
-    assert straggler.behind_small_cohort(late - peers_median(late), 3, 10.0, DEFAULT) == 0.0
-
-
-@pytest.mark.parametrize(("levels", "far"), [([0, 26, 36, 52], 4.8), ([0, 10, 30, 31], 6.0), ([0, 0, 0, 20, 50], 9.0)])
-def test_a_gap_counts_once_wherever_the_middle_is(levels: list[int], far: float) -> None:
-    """Of a rank on either side of the median each is compared with the other, which counts what is between twice."""
-    late = np.repeat(np.array(levels, float)[:, None], 40, axis=1)
-    assert straggler.behind_small_cohort(late - peers_median(late), len(levels) - 1, 10.0, DEFAULT) == pytest.approx(
-        far
-    )
-
-
-def test_a_lead_that_comes_and_goes_is_no_gap() -> None:
-    """Who is far behind in half of the steps, and level in the others, is not surely the last."""
-    late = np.zeros((4, 80))
-    late[:3] = np.array([0.0, 55.0, 60.0])[:, None]
-    late[3] = np.where(np.arange(80) // 20 % 2, 120.0, 60.0)
-    assert straggler.behind_small_cohort(late - peers_median(late), 3, 10.0, DEFAULT) == 0.0
+@pytest.mark.parametrize(
+    ("levels", "far"),
+    [
+        pytest.param([0, 9, 18, 27], 0.0, id="each differs by little from the next"),
+        pytest.param([0, 55, 60, IN_TURN], 0.0, id="a lead that comes and goes is no gap"),
+        ([0, 26, 36, 52], 4.8),  # of a rank on either side of the median each is compared with the other
+        ([0, 10, 30, 31], 6.0),
+        ([0, 0, 0, 20, 50], 9.0),
+    ],
+)
+def test_the_last_is_behind_by_the_gap_to_all_others(levels: list[Any], far: float) -> None:
+    """It counts once wherever the middle is. Less than what healthy GPUs may differ by is none."""
+    late = np.array([np.broadcast_to(level, 80) for level in levels], float)
+    found = straggler.behind_small_cohort(late - peers_median(late), len(levels) - 1, 10.0, DEFAULT)
+    assert found == pytest.approx(far)
 
 
 MS = 1e6
@@ -107,21 +100,19 @@ def drifted(*segments: tuple[int, int, float]) -> np.ndarray:
     return series
 
 
-def test_one_short_drift_before_does_not_make_a_long_segment_a_drift() -> None:
-    """A host was behind for 11 steps; the rank that is slow for 114 until the end is slow."""
-    assert not drifts(drifted((136, 147, 4.5)), 178, 292, 9.0)
-
-
-@pytest.mark.parametrize("segments", [((80, 140, 4.5),), ((20, 60, 4.0), (100, 150, -5.0))])
-def test_lasting_drifts_make_it_wander(segments: tuple[tuple[int, int, float], ...]) -> None:
-    """A rank that is half as drifted for 60 steps, or now behind and now ahead, may be so once more."""
-    assert drifts(drifted(*segments), 178, 292, 9.0)
-
-
-def test_a_short_segment_is_compared_with_short_ones() -> None:
-    """Whether 30 steps are as the 20 before is unknown."""
-    series = drifted((100, 120, 4.5))
-    assert drifts(np.concatenate([series[:178], np.full(30, 9.0)]), 178, 208, 9.0)
+@pytest.mark.parametrize(
+    ("segments", "stop", "wanders"),
+    [
+        pytest.param(((136, 147, 4.5),), 292, False, id="behind for 11 steps, and then slow for 114"),
+        pytest.param(((80, 140, 4.5),), 292, True, id="half as late for 60 steps"),
+        pytest.param(((20, 60, 4.0), (100, 150, -5.0)), 292, True, id="now behind and now ahead"),
+        pytest.param(((100, 120, 4.5),), 208, True, id="whether 30 steps are as the 20 before is unknown"),
+    ],
+)
+def test_what_drifted_as_long_may_drift_once_more(
+    segments: tuple[tuple[int, int, float], ...], stop: int, wanders: bool
+) -> None:
+    assert drifts(drifted(*segments)[:stop], 178, stop, 9.0) == wanders
 
 
 SEEDS = range(16)
@@ -165,35 +156,37 @@ RANKS = 4
 STEPS = 120
 
 
-def _late() -> Any:
-    return np.random.default_rng(5).normal(0, 0.3 * MS, (RANKS, STEPS))
-
-
-def test_a_segment_is_noise_where_other_ranks_have_some_too() -> None:
+@pytest.mark.parametrize(
+    ("segments", "asked", "rule"),
+    [
+        pytest.param(
+            [(0, 10, 26, 3), (1, 50, 66, 2), (2, 70, 86, 4), (3, 100, 116, 2.5)], (2, 70, 86, 4), True, id="all"
+        ),
+        pytest.param([(2, 70, 86, 4)], (2, 70, 86, 4), False, id="none other"),
+        pytest.param([(2, 70, 86, 4), (3, 20, 60, 4)], (2, 70, 86, 4), False, id="one other, for its own reason"),
+        pytest.param(
+            [(1, 0, 120, 2), (0, 10, 26, 4), (2, 70, 86, 4), (3, 90, 106, 4)], (1, 0, 120, 2), False, id="throughout"
+        ),
+        *(
+            pytest.param(
+                [(2 + turn % 2, 20 * turn, 20 * turn + 20, 4) for turn in range(6)],
+                asked,
+                False,
+                id=f"in turn {asked[0]}",
+            )
+            for asked in ((2, 40, 60, 4), (3, 60, 80, 4))
+        ),
+    ],
+)
+def test_a_segment_is_noise_where_most_other_ranks_have_some_too(
+    segments: list[tuple[int, int, int, float]], asked: tuple[int, int, int, float], rule: bool
+) -> None:
     """Hosts whose pace changes for a dozen steps, now here and now there."""
-    late = _late()
-    for rank, first, more in ((0, 10, 3), (1, 50, 2), (2, 70, 4), (3, 100, 2.5)):
-        late[rank, first : first + 16] += more * MS
-    assert others_as_late(late, 2, 70, 86, 4 * MS)
-
-
-@pytest.mark.parametrize("also", [None, 3])
-def test_a_segment_is_the_rank_s_own_where_at_most_one_other_has_such(also: int | None) -> None:
-    """Two ranks may be slow for a while, each for a reason of its own."""
-    late = _late()
-    late[2, 70:86] += 4 * MS
-    if also is not None:
-        late[also, 20:60] += 4 * MS
-    assert not others_as_late(late, 2, 70, 86, 4 * MS)
-
-
-def test_who_is_late_throughout_has_no_like() -> None:
-    """Segments of others do not clear a rank that is late in nearly all steps."""
-    late = _late()
-    late[1] += 2 * MS
-    for rank, first in ((0, 10), (2, 70), (3, 90)):
-        late[rank, first : first + 16] += 4 * MS
-    assert not others_as_late(late, 1, 0, STEPS, 2 * MS)
+    late = np.random.default_rng(5).normal(0, 0.3 * MS, (RANKS, STEPS))
+    for rank, first, stop, more in segments:
+        late[rank, first:stop] += more * MS
+    row, first, stop, level = asked
+    assert others_as_late(late, row, first, stop, level * MS) == rule
 
 
 @pytest.mark.parametrize("ranks", [1025, 2049, 16384])
@@ -204,16 +197,6 @@ def test_of_a_large_job_a_few_slow_ranks_are_not_the_rule(ranks: int) -> None:
     assert not others_as_late(late, 7, 10, 26, 4 * MS)
     late[np.random.default_rng(6).random(ranks) < 0.5, 20:36] += 4 * MS
     assert others_as_late(late, 7, 10, 26, 4 * MS)
-
-
-def test_two_ranks_that_are_slow_in_turn_are_not_the_rule() -> None:
-    """Each of them has several such segments, and the other two have none."""
-    late = _late()
-    for first in range(0, STEPS, 40):
-        late[2, first : first + 20] += 4 * MS
-        late[3, first + 20 : first + 40] += 4 * MS
-    assert not others_as_late(late, 2, 40, 60, 4 * MS)
-    assert not others_as_late(late, 3, 60, 80, 4 * MS)
 
 
 MANY = 4_000
@@ -315,16 +298,6 @@ def test_a_rank_that_computes_as_long_as_others_is_not_named(seed: int, late_ms:
     assert _rows(_job(seed, 0.0, late_ms)) == []
 
 
-@pytest.mark.parametrize(("share", "known"), [(1.0, True), (0.3, False)])
-def test_a_forward_that_was_timed_in_few_steps_says_nothing_surely(share: float, known: bool) -> None:
-    """If a third of the steps in which a rank is late were measured, whether they are typical is unknown."""
-    blocks = _job(1, 9.0, 9.0)
-    steps = len(blocks.steps)
-    forward = np.where(np.arange(steps) < share * steps, blocks.parts["gpu_forward"], np.nan)
-    timed = replace(blocks, parts={"gpu_forward": forward})
-    assert straggler.surely_longer(timed, SLOW, slice(0, steps), 9.0 * MS, DEFAULT) == known
-
-
 def _surely(longer_ms: Any, host_ms: float | None = None) -> bool:
     """Whether a rank that is late by 9 ms has its forward surely longer, by ``longer_ms`` [S]; where ``host_ms`` is
     given its GPU ran as launched, and that is how long launching took after each step began."""
@@ -346,6 +319,7 @@ def _surely(longer_ms: Any, host_ms: float | None = None) -> bool:
     [
         pytest.param(np.full(DEFAULT.min_steps, 9.0), None, True, id="in enough steps"),
         pytest.param(np.full(DEFAULT.min_steps - 1, 9.0), None, False, id="fewer may be chance"),
+        pytest.param(np.where(np.arange(60) < 18, 9.0, np.nan), None, False, id="timed in a third of the steps"),
         pytest.param(9.0 * (np.arange(200) >= 80), None, False, id="it was late before, for something else"),
         pytest.param(np.full(200, 6.0), None, False, id="the last third of the delay is no scatter"),
         pytest.param(9.0 + 2.0 * (np.arange(60) % 3 - 1), None, True, id="batches differ by little"),

@@ -37,28 +37,24 @@ def test_hiccups_of_healthy_hosts_name_no_rank(ranks: int) -> None:
     assert [seed for seed in range(200) if _named(_hiccups(ranks, seed))] == []
 
 
-def test_stalls_that_hit_any_of_two_ranks_name_neither() -> None:
-    """A hiccup of one size that hits the host, whichever rank runs then, is no rank's own."""
+@pytest.mark.parametrize(
+    ("first", "second", "confirmed", "named"),
+    [
+        pytest.param([10, 40, 70], [100, 130, 160], [], [], id="what hits the host is no rank's own"),
+        pytest.param([], [10, 35, 60, 85, 110], [], [], id="five of five are chance in one job of sixteen"),
+        pytest.param([], [10, 35, 60, 85, 110], [1], [1], id="unless another measurement shows it"),
+        pytest.param([], [10, 35, 60, 85, 110], [0], [], id="of the same rank"),
+        pytest.param([], [10, 35, 60, 85, 110, 160], [], [1], id="a sixth counts, though it is larger by half"),
+    ],
+)
+def test_of_two_ranks_one_needs_six_stalls(
+    first: list[int], second: list[int], confirmed: list[int], named: list[int]
+) -> None:
     late = np.zeros((2, STEPS))
-    late[0, 10:100:30] = late[1, 100::30] = 3.0
-    assert _named(late) == []
-
-
-def test_five_stalls_name_one_of_two_ranks_that_was_seen_to_stall() -> None:
-    """One of two has five of five in one job of sixteen: that is chance, unless another measurement shows it."""
-    late = np.zeros((2, STEPS))
-    late[1, 10:135:25] = 3.0
-    assert _named(late) == []
-    assert [one.row for one in recurring_events.find(late, LEAST, FEWEST, confirmed=[1])] == [1]
-    assert recurring_events.find(late, LEAST, FEWEST, confirmed=[0]) == []
-
-
-def test_larger_stalls_of_the_same_rank_count_for_it() -> None:
-    """Of the six largest events of two ranks all are one's, though one of them is larger by half."""
-    late = np.zeros((2, STEPS))
-    late[1, 10:135:25] = 3.0
-    late[1, 160] = 4.5
-    assert _named(late) == [1]
+    late[0, first] = late[1, second] = 3.0
+    late[1, 160] *= 1.5
+    found = recurring_events.find(late, LEAST, FEWEST, confirmed=confirmed)
+    assert [one.row for one in found] == named
 
 
 def test_a_stall_over_several_steps_is_one() -> None:
