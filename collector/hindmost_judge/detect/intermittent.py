@@ -435,12 +435,9 @@ def _stalls(late: Floats, mask: Array, size: float, least: float, settings: Sett
 
 def _leave_calm(blocks: Blocks, found: dict[int, Array]) -> bool:
     """Whether each cohort with such ranks keeps enough calm ones, and at least one of all ranks is left."""
-    stall = np.isin(np.arange(len(blocks.cohort)), list(found))
-    for cohort in np.unique(blocks.cohort[stall]):
-        of_role = blocks.cohort == cohort
-        if np.sum(of_role & ~stall) < 1 + (of_role.sum() - 1) // _CALM_SHARE:
-            return False
-    return True
+    _, cohort, often = np.unique(blocks.cohort, return_inverse=True, return_counts=True)
+    calm = often - np.bincount(cohort[list(found)], minlength=len(often))
+    return bool(((calm == often) | (calm >= 1 + (often - 1) // _CALM_SHARE)).all())
 
 
 def _owned(late: Floats, found: dict[int, Array], size: float, settings: Settings) -> bool:

@@ -177,7 +177,15 @@ def _stands_out(
     error, scatter = calm.around(first, layer.first, layer.stop, stop)
     least = _MIN_ABOVE_AROUND * max(cache.of(layer.first, layer.stop)[1] + error, scatter)
     least = min(least, _beyond(noise, layer))
-    above = _above(cache.series, layer, layers)
+    alone = np.zeros(size, bool)
+    alone[first:stop] = True
+    for one in layers:
+        if one.outer is outer:
+            alone[one.first : one.end] = False
+    if np.count_nonzero(alone) >= SHORTEST:
+        above = min(layer.level, cache.level(layer.first, layer.stop) - float(median(cache.series[alone])))
+    else:  # on top of another segment the difference is unknown if too few steps show that other one alone
+        above = layer.level if outer is None else 0.0
     return min(above / smallest, above / least if least else math.inf)
 
 
@@ -187,22 +195,6 @@ def scatter(series: Floats, length: int) -> float:
     if count <= len(time_blocks(len(series))):
         return spread(block_medians(series))
     return spread(median(series[: count * length].reshape(count, length), axis=1))
-
-
-def _above(series: Floats, layer: Layer, layers: list[Layer]) -> float:
-    """How much higher a segment is than the steps around it that are in no other such segment; its level at most.
-
-    On top of another segment the difference is unknown, and 0, if too few steps show that other one alone.
-    """
-    first, stop = (0, len(series)) if layer.outer is None else (layer.outer.first, layer.outer.stop)
-    apart = np.zeros(len(series), bool)
-    apart[first:stop] = True
-    for one in layers:
-        if one.outer is layer.outer:
-            apart[one.first : one.end] = False
-    if np.count_nonzero(apart) < SHORTEST:
-        return layer.level if layer.outer is None else 0.0
-    return min(layer.level, float(median(series[layer.first : layer.stop])) - float(median(series[apart])))
 
 
 def _layered(cache: _LevelCache, edges: list[int], smallest: float, recovered: int, brief: float) -> list[Layer]:

@@ -30,16 +30,6 @@ _MAX_SHARE, _MAX_BETWEEN = 0.2, 0.2
 
 
 @dataclass(frozen=True)
-class Events:
-    """Events [E] of all rows, in order of row and step: their ``row``, and the ``step`` and ``size`` (ns) of their
-    largest delay."""
-
-    row: Ints
-    step: Ints
-    size: Floats
-
-
-@dataclass(frozen=True)
 class Recurring:
     """A row that is late again and again by about ``size`` ns, in these ``steps`` [E].
 
@@ -91,20 +81,23 @@ def pace(period: Floats, steps: Ints) -> float | None:
     return float(np.median(gaps)) if regular else None
 
 
-def events(delay: Floats, least: float) -> Events:
-    """The events of each row of ``delay`` [R, S] (ns) reaching ``least`` ns, each while above half of it."""
+def events(delay: Floats, least: float) -> tuple[Ints, Ints, Floats]:
+    """Row, step and size (ns) of each event [E] of ``delay`` [R, S] (ns) reaching ``least`` ns, in that order.
+
+    It lasts while above half of it, and is where its largest delay is.
+    """
     high = delay >= least / 2
     first_of_each = high & ~np.pad(high[:, :-1], ((0, 0), (1, 0)))
     row, step = np.nonzero(high)
     if not len(row):
-        return Events(row, step, np.zeros(0))
+        return row, step, np.zeros(0)
     size, first = delay[row, step], np.flatnonzero(first_of_each[row, step])
     largest = np.maximum.reduceat(size, first)
     which = np.repeat(np.arange(len(first)), np.diff(np.append(first, len(size))))
     at = np.flatnonzero(size == largest[which])
     at = at[np.unique(which[at], return_index=True)[1]]
     at = at[size[at] >= least]
-    return Events(row[at], step[at], size[at])
+    return row[at], step[at], size[at]
 
 
 def find(delay: Floats, least: float, fewest: int, confirmed: Collection[int] = ()) -> list[Recurring]:
@@ -113,17 +106,17 @@ def find(delay: Floats, least: float, fewest: int, confirmed: Collection[int] = 
     Of rows that another measurement has ``confirmed`` to stall, events of one size are not tested against chance.
     Source: the binomial tail, family-wise over rows and sizes (Bonferroni).
     """
-    stalls, ranks = events(delay, least), len(delay)
-    in_order = np.sort(stalls.size)
+    (rows, steps, every), ranks = events(delay, least), len(delay)
+    in_order = np.sort(every)
     if len(in_order) < fewest or ranks < 2:
         return []
-    bounds = np.searchsorted(stalls.row, np.arange(ranks + 1))
+    bounds = np.searchsorted(rows, np.arange(ranks + 1))
     least_likely = _CHANCE if ranks >= _FEW_RANKS else _CHANCE_AMONG_FEW
     sizes = 1 + log(float(in_order[-1]) / float(in_order[0])) / log(ALIKE)
     found = []
     for row in np.flatnonzero(np.diff(bounds) >= fewest).tolist():
         of_row = slice(bounds[row], bounds[row + 1])
-        row_sizes = np.sort(stalls.size[of_row])
+        row_sizes = np.sort(every[of_row])
         counts = np.searchsorted(row_sizes, ALIKE * row_sizes, side="right") - np.arange(len(row_sizes))
         larger = len(in_order) - np.searchsorted(in_order, row_sizes)
         best = int(np.argmax(larger * _divergence(counts / larger, _BY_CHANCE_ALIKE / ranks)))
@@ -136,10 +129,10 @@ def find(delay: Floats, least: float, fewest: int, confirmed: Collection[int] = 
         between = int(np.diff(np.searchsorted(row_sizes, [low / ALIKE**2, low / ALIKE]))[0])
         two_states = between <= _MAX_BETWEEN * as_large_own <= _MAX_BETWEEN * _MAX_SHARE * delay.shape[1]
         if two_states and count >= fewest and any_size <= _CHANCE and one_size <= least_likely:
-            counted = stalls.size[of_row] >= low / ALIKE
-            typical = float(np.median(stalls.size[of_row][counted]))
-            share = np.count_nonzero(counted) / np.count_nonzero(stalls.size >= low / ALIKE)
-            found.append(Recurring(row, stalls.step[of_row][counted], typical, share, one_size))
+            counted = every[of_row] >= low / ALIKE
+            typical = float(np.median(every[of_row][counted]))
+            share = np.count_nonzero(counted) / np.count_nonzero(every >= low / ALIKE)
+            found.append(Recurring(row, steps[of_row][counted], typical, share, one_size))
     return found
 
 

@@ -214,14 +214,8 @@ def _cells(length: int) -> tuple[Array, Array]:
     return np.where(steps < stop, steps, length), (stop - begin)[:, 0]
 
 
-#: Of longer series the median of each block comes by partition, which is faster than sorting.
-_LONG = 4096
-
-
 def block_medians(series: Floats) -> Floats:
     """[..., B] medians of the time blocks of the last axis."""
-    if series.ndim == 1 and len(series) > _LONG:
-        return np.array([median(series[cut]) for cut in time_blocks(len(series))])
     if series.ndim == 1 and len(series) > 0:
         cells, known = _cells(len(series))
         padded = np.full(len(series) + 1, np.nan)

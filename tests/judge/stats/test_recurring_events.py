@@ -60,7 +60,7 @@ def test_of_two_ranks_one_needs_six_stalls(
 def test_a_stall_over_several_steps_is_one() -> None:
     """It is as large as its largest step, and is in that step."""
     found = recurring_events.events(np.array([[0.0, 0.2, 0.5, 0.3, 0.0, 0.4], [0.3, 0.0, 0.0, 0.0, 0.0, 0.0]]), LEAST)
-    assert [found.row.tolist(), found.step.tolist(), found.size.tolist()] == [[0, 0, 1], [2, 5, 0], [0.5, 0.4, 0.3]]
+    assert [column.tolist() for column in found] == [[0, 0, 1], [2, 5, 0], [0.5, 0.4, 0.3]]
 
 
 def test_what_is_found_says_how_many_how_large_and_how_sure() -> None:
