@@ -343,11 +343,11 @@ def _late(blocks: Blocks, settings: Settings, shared: Sharing | None) -> _Late:
         stalls = intermittent.find(blocks, settings, slowdowns)
         stalls = [one for one in stalls if len(one.stalled) <= _RARE * len(blocks.steps)]
     else:
-        timed = uneven.uncounted(blocks, settings)
-        same_work = uneven.levelled(blocks, settings, timed)
+        uncounted = uneven.uncounted(blocks, settings)
+        same_work = uneven.levelled(blocks, settings, uncounted[0] if uncounted is not None else None)
         slowdowns = straggler.find(same_work, settings, shared=shared is not None)
-        if timed is not None and shared is None:
-            slowdowns, same_work = _uncounted(slowdowns, blocks, same_work, timed, settings)
+        if uncounted is not None and shared is None:
+            slowdowns, same_work = _uncounted(slowdowns, blocks, same_work, *uncounted, settings)
         stalls = intermittent.find(blocks, settings, slowdowns)
         slowdowns = intermittent.beyond_stalls(slowdowns, stalls, blocks, settings)
         slowdowns = slowdowns if slowdowns or stalls else straggler.of_stopped(blocks, settings)
@@ -377,15 +377,17 @@ def _served(stalls: list[Stalls], blocks: Blocks, settings: Settings) -> tuple[l
 
 
 def _uncounted(
-    slowdowns: list[Slowdown], blocks: Blocks, same_work: Blocks, timed: Floats, settings: Settings
+    slowdowns: list[Slowdown],
+    blocks: Blocks,
+    same_work: Blocks,
+    timed: Floats,
+    hosts_alone: Blocks,
+    settings: Settings,
 ) -> tuple[list[Slowdown], Blocks]:
     """The ranks that are surely slow in a job with uneven, uncounted work, and the blocks to cost them.
 
     A rank that is late because of its host stays late without its GPU's computing.
     """
-    hosts_alone = uneven.without_gpu_time(blocks, settings, timed)
-    if hosts_alone is None:
-        return slowdowns, same_work
     late = {slowdown.row for slowdown in slowdowns}
     # What becomes slow among few steps is smoothed away with what is usual then.
     slowdowns = [*slowdowns, *(one for one in straggler.find(blocks, settings) if one.row not in late)]

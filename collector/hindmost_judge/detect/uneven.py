@@ -137,25 +137,14 @@ def in_full(blocks: Blocks, settings: Settings) -> Blocks:
 def levelled(blocks: Blocks, settings: Settings, timed: Floats | None) -> Blocks:
     """The same without the delay that work explains, so that a slow rank shows among uneven ones.
 
-    ``timed`` is the result of :func:`uncounted`. GPU time cannot separate a rank that is slow, or becomes so, from one
+    ``timed`` is what :func:`uncounted` found. GPU time cannot separate a rank that is slow, or becomes so, from one
     that gets more work. Where work was not counted, only its changes from step to step are therefore taken as work.
     Counted work that is no more uneven than usual explains no delay: a rank that gets more from some step on is late
     for that.
     """
     if blocks.work is None:
-        if timed is None or _without(blocks, timed, settings) is blocks:
-            return blocks
-        return _without(blocks, timed - _around(timed), settings)
+        return blocks if timed is None else _without(blocks, timed - _around(timed), settings)
     return _without(blocks, more_work(blocks.work, _roles(blocks)), settings) if _loses(blocks, settings) else blocks
-
-
-def without_gpu_time(blocks: Blocks, settings: Settings, timed: Floats | None) -> Blocks | None:
-    """The same without all that GPU time explains, where uneven work was not counted; ``None`` elsewhere.
-
-    A rank that is still late there is late because of its host, which shows sooner without the batches' differences.
-    """
-    found = _without(blocks, timed, settings) if timed is not None else blocks
-    return found if found is not blocks else None
 
 
 def no_batches(slowdowns: list[Slowdown], timed: Floats, settings: Settings) -> list[Slowdown]:
@@ -172,15 +161,20 @@ def _loses(blocks: Blocks, settings: Settings) -> bool:
     return imbalance_cost(blocks) >= settings.min_uneven * blocks.step_ns
 
 
-def uncounted(blocks: Blocks, settings: Settings) -> Floats | None:
-    """[R, S] how much longer a rank's GPU takes than the typical peer's, as a share of a usual step, if work is uneven.
+def uncounted(blocks: Blocks, settings: Settings) -> tuple[Floats, Blocks] | None:
+    """[R, S] how much longer a rank's GPU takes than the typical peer's, as a share of a usual step, if work is uneven;
+    and the blocks without all that this explains: a rank that is still late there is late because of its host, which
+    shows sooner without the batches' differences.
 
-    ``None``: unknown, or the work was counted."""
+    ``None``: unknown, or the work was counted, or it is not most of why ranks are late."""
     work = _timed(blocks) if blocks.work is None and _loses(blocks, settings) else None
     if work is None or np.mean(~np.isnan(work)) < _KNOWN:
         return None
     more = _more(work, _roles(blocks))
-    return None if _is_ones_own(more - median(more, axis=1)[:, None]) else more
+    if _is_ones_own(more - median(more, axis=1)[:, None]):
+        return None
+    hosts_alone = _without(blocks, more, settings)
+    return (more, hosts_alone) if hosts_alone is not blocks else None
 
 
 def _without(blocks: Blocks, more: Floats, settings: Settings) -> Blocks:
