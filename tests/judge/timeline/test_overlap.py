@@ -32,21 +32,28 @@ def _found(late: Any, queued: Any = ()) -> bool:
     for place in queued:
         own[:, place::PLACES] = 0.0
         late[:, place::PLACES] = 0.0
-    return _of(late, own)
+    start = np.tile(np.arange(COLUMNS * PLACES) * 2 * MS, (ROWS, 1))
+    return _overlapped(_joined(start, 5 * MS - late), own, PLACES)
 
 
-def _of(late: Any, own: Any) -> bool:
-    columns = np.arange(COLUMNS * PLACES)
-    joined: Any = SimpleNamespace(
-        enqueue=np.full(late.shape, np.nan),
+def _joined(start: Any, duration: Any, enqueue: Any = np.nan, *, gathers: bool = True) -> Any:
+    """Collectives of one group's GPUs, all of them gathers or none."""
+    ranks, columns = start.shape
+    return SimpleNamespace(
+        ranks=np.arange(ranks),
+        enqueue=np.broadcast_to(enqueue, start.shape),
         gpu_time=True,
-        group=np.zeros((ROWS, 1), np.int64),
-        gathers=np.ones(len(columns), bool),
-        columns=len(columns),
-        start=np.tile(columns * 2 * MS, (ROWS, 1)),
-        duration=5 * MS - late,
+        group=np.zeros((ranks, 1), np.int64),
+        gathers=np.full(columns, gathers),
+        columns=columns,
+        start=start,
+        duration=duration,
     )
-    return is_overlapped(joined, own, columns // PLACES, columns[::PLACES], None)
+
+
+def _overlapped(joined: Any, own: Any, places: int) -> bool:
+    columns = np.arange(joined.columns)
+    return is_overlapped(joined, own, columns // places, columns[::places], None)
 
 
 def _noise(seed: int = 1) -> Any:
@@ -73,18 +80,8 @@ def test_a_rank_that_stalls_is_late_everywhere_in_that_step_and_still_starts_ane
 
 def test_steps_of_one_gather_each_tell_nothing() -> None:
     """There is no place between two collectives of one step."""
-    columns = np.arange(COLUMNS)
     block = np.full((ROWS, COLUMNS), MS)
-    joined: Any = SimpleNamespace(
-        gpu_time=True,
-        group=np.zeros((ROWS, 1), np.int64),
-        gathers=np.ones(COLUMNS, bool),
-        columns=COLUMNS,
-        enqueue=np.full_like(block, np.nan),
-        start=block * columns,
-        duration=block,
-    )
-    assert not is_overlapped(joined, block, columns, columns, None)
+    assert not _overlapped(_joined(block * np.arange(COLUMNS), block), block, 1)
 
 
 def _waited(meanwhile: float, ahead: float, stall: float = 0.0) -> bool:
@@ -98,23 +95,16 @@ def _waited(meanwhile: float, ahead: float, stall: float = 0.0) -> bool:
     start = np.cumsum(duration + gap, axis=1) - duration - gap
     columns = np.arange(COLUMNS * PLACES)
     lead = np.minimum(columns * MS, ahead)  # no host is ahead from the first launch on
-    joined: Any = SimpleNamespace(
-        ranks=np.arange(ROWS),
-        enqueue=start - lead,
-        gpu_time=True,
-        group=np.zeros((ROWS, 1), np.int64),
-        gathers=np.ones(len(columns), bool),
-        columns=len(columns),
-        start=start,
-        duration=duration,
-    )
-    return is_overlapped(joined, np.full_like(start, MS), columns // PLACES, columns[::PLACES], None)
+    return _overlapped(_joined(start, duration, start - lead), np.full_like(start, MS), PLACES)
 
 
 @pytest.mark.parametrize(("meanwhile", "beside"), [(0.0, False), (0.1, False), (0.6, True), (1.0, True)])
-def test_ranks_that_compute_while_they_wait_have_the_less_to_compute_after_that(meanwhile: float, beside: bool) -> None:
+@pytest.mark.parametrize("stall", [0.0, 1000.0], ids=["none stalls", "all waited once for one that stalled"])
+def test_ranks_that_compute_while_they_wait_have_the_less_to_compute_after_that(
+    meanwhile: float, beside: bool, stall: float
+) -> None:
     """However long each is ahead: where collectives block nothing of a wait is missing from what follows."""
-    assert _waited(meanwhile, 40 * MS) == beside
+    assert _waited(meanwhile, 40 * MS, stall * MS) == beside
 
 
 def test_what_hosts_catch_up_with_while_their_gpus_wait_is_no_computing() -> None:
@@ -205,19 +195,8 @@ def test_hosts_wait_for_each_collective_if_they_launch_the_next_as_long_after_it
     second = (over if waits else first) + noise.normal(30 * MS, MS, first.shape)
     start = np.stack([first, second], axis=2).reshape(RANKS, -1)
     stop = np.stack([over, np.broadcast_to(second.max(axis=0) + MS, second.shape)], axis=2).reshape(RANKS, -1)
-    columns = np.arange(2 * STEPS)
-    joined: Any = SimpleNamespace(
-        ranks=np.arange(RANKS),
-        enqueue=start,
-        gpu_time=True,
-        group=np.zeros((RANKS, 1), np.int64),
-        gathers=np.zeros(len(columns), bool),
-        columns=len(columns),
-        start=start,
-        duration=stop - start,
-    )
     own = start - np.pad(stop, ((0, 0), (1, 0)))[:, :-1]
-    assert is_overlapped(joined, own, columns // 2, columns[::2], None) is not waits
+    assert _overlapped(_joined(start, stop - start, start, gathers=False), own, 2) is not waits
 
 
 def _waits_for_each(places: int, slow: float, transfer: float) -> Run:
@@ -248,12 +227,6 @@ def test_who_is_always_last_of_two_costs_all_of_its_delay_where_hosts_wait_for_e
     assert verdict.cost_ms_per_step == pytest.approx(3.0, rel=0.1)
 
 
-@pytest.mark.parametrize(("meanwhile", "beside"), [(0.0, False), (1.0, True)])
-def test_one_stall_does_not_decide_whether_ranks_compute_while_they_wait(meanwhile: float, beside: bool) -> None:
-    """No rank computes as long as all waited for the one that stalled for a second: more is not missing."""
-    assert _waited(meanwhile, 40 * MS, 1000 * MS) == beside
-
-
 def test_one_host_that_is_not_ahead_shows_the_clocks_of_all_gpus() -> None:
     """Three hosts launch 3 ms early, always: no clock is off by that, since all GPUs leave each collective at once."""
     columns = np.arange(200)
@@ -261,13 +234,7 @@ def test_one_host_that_is_not_ahead_shows_the_clocks_of_all_gpus() -> None:
     arrived = launched + np.array([[3.0], [3.0], [0.1], [3.0]]) * MS
     left = arrived.max(axis=0) + MS
     clocks = np.array([[0.5], [0.0], [0.0], [0.0]]) * MS
-    joined: Any = SimpleNamespace(
-        columns=len(columns),
-        group=np.zeros((ROWS, 1), np.int64),
-        start=arrived + clocks,
-        duration=left - arrived,
-        enqueue=launched,
-    )
+    joined = _joined(arrived + clocks, left - arrived, launched)
     assert ahead_of_host(joined)[:, 0] / MS == pytest.approx([0.6, 0.1, 0.1, 0.1], abs=0.01)
 
 

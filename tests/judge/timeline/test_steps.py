@@ -317,16 +317,6 @@ def test_alike_collectives_after_one_computing_interval_are_one_step(count: int)
     assert found(gaps(count, after=min(5e3, 4e5 / count))) == np.repeat(np.arange(REPEATED), count).tolist()
 
 
-def test_a_long_check_every_hundred_steps_of_one_collective_ends_none() -> None:
-    """Steps compute for longer than it takes: each is one. Nor do stalls, however long, make steps."""
-    own = gaps(1).repeat(20)
-    own[::100] *= 50
-    assert found(own) is None
-    own[::100] = own[1]
-    own[[5, 700, 1100, 1400, 1990]] = 1e12
-    assert found(own) is None
-
-
 def test_the_first_steps_of_a_running_job_are_no_others() -> None:
     """As soon as there are enough collectives to judge the job by, two of them make a step."""
     assert found(gaps(2)[:20]) == np.repeat(np.arange(10), 2).tolist()
@@ -338,17 +328,11 @@ def test_a_recording_may_begin_inside_a_step() -> None:
     assert found(own) == [-1, -1, *np.repeat(np.arange(REPEATED - 1), 3).tolist(), -1]
 
 
-def test_a_job_that_slows_down_keeps_its_steps() -> None:
-    """Ten times the computing from the middle on is no other pattern."""
+@pytest.mark.parametrize(("where", "times"), [(slice(REPEATED, None), 10.0), (101, 800.0)], ids=["slower", "held up"])
+def test_a_job_that_slows_down_or_was_held_up_keeps_its_steps(where: Any, times: float) -> None:
+    """Ten times the computing from the middle on, or before a step's second collective once, is no other pattern."""
     own = gaps(2)
-    own[REPEATED:] *= 10.0
-    assert found(own) == np.repeat(np.arange(REPEATED), 2).tolist()
-
-
-def test_a_step_whose_second_collective_was_held_up_once_is_a_step() -> None:
-    """A rank that lost its CPU between the two hides where that step begins: its neighbours tell."""
-    own = gaps(2)
-    own[101] = 4e6
+    own[where] *= times
     assert found(own) == np.repeat(np.arange(REPEATED), 2).tolist()
 
 
@@ -362,19 +346,23 @@ def test_other_collectives_between_belong_to_no_step() -> None:
     assert (numbers[~usual] == -1).all()
 
 
-@pytest.mark.parametrize("every", [2, 10, 0])
-def test_steps_of_one_collective_stay_one_each(every: int) -> None:
-    """Neither those that all take alike, nor half as long again every second, nor ten times so every tenth."""
-    own = gaps(1)
-    if every:
-        own[::every] *= {2: 1.5, 10: 10.0}[every]
+@pytest.mark.parametrize(
+    ("where", "times"),
+    [
+        (slice(0), 1.0),
+        (slice(None, None, 2), 1.5),
+        (slice(None, None, 10), 10.0),
+        (slice(None, None, 100), 50.0),
+        ([5, 700, 1100, 1400, 1990], 1e6),
+        (np.random.default_rng(2).random(2000) < 0.5, 600.0),
+    ],
+    ids=["alike", "longer every second", "every tenth", "a long check", "stalls", "long ones in no order"],
+)
+def test_steps_of_one_collective_stay_one_each(where: Any, times: float) -> None:
+    """Steps compute for longer than a check takes; what has no order is no pattern."""
+    own = gaps(1).repeat(20)
+    own[where] *= times
     assert found(own) is None
-
-
-def test_steps_of_any_length_stay_one_each() -> None:
-    """Long ones now and then, in no order, are no pattern."""
-    rng = np.random.default_rng(2)
-    assert found(np.where(rng.random(400) < 0.5, 3e6, 5e3)) is None
 
 
 def twice(run: Run) -> Run:
