@@ -151,34 +151,24 @@ def _from_collectives(run: Run, joined: Grid, table: Table) -> Blocks | None:
     entered_ns = float(entered) if not joined.gpu_time else float("-inf")
     cut = starts[first]
     position = np.arange(joined.columns) - np.repeat(starts, np.diff(np.append(starts, joined.columns)))
-    overlapping = overlapping_columns(joined, position)[cut:]
-    self_time = (
-        matching.self_time(joined, np.append(np.zeros(cut, bool), overlapping))[:, cut:]
-        if overlapping.any()
-        else self_time[:, cut:]
-    )
-    before = joined.take(np.arange(cut))
-    joined, starts = joined.take(np.arange(cut, joined.columns)), starts[first:] - cut
-    order = schedule_of(run, joined, starts, overlapping, pipelined.left(before))
+    overlapping = overlapping_columns(joined, position)
+    overlapping[:cut] = False
+    if overlapping.any():
+        self_time = matching.self_time(joined, overlapping)
+    left = pipelined.left(joined.take(np.arange(cut)))
+    joined, self_time = joined.take(np.arange(cut, joined.columns)), self_time[:, cut:]
+    numbers, starts, overlapping = found[first:], starts[first:] - cut, overlapping[cut:]
+    order = schedule_of(run, joined, starts, overlapping, left)
     cohort = cohorts.find(joined, self_time, order.stages(len(joined.ranks)) if order is not None else None)
-    assembled = _assemble(joined, self_time, overlapping, found[first:], starts, period[first:], first, table, cohort)
-    return pipelined.of(replace(assembled, entered_ns=entered_ns), order)
+    assembled = _assemble(joined, self_time, overlapping, numbers, starts, table, cohort)
+    return pipelined.of(replace(assembled, period=period[first:], warmup=first, entered_ns=entered_ns), order)
 
 
 def _assemble(
-    joined: Grid,
-    self_time: Floats,
-    overlapping: Array,
-    numbers: Ints,
-    starts: Ints,
-    period: Floats,
-    warmup: int,
-    table: Table,
-    cohort: Ints,
+    joined: Grid, self_time: Floats, overlapping: Array, numbers: Ints, starts: Ints, table: Table, cohort: Ints
 ) -> Blocks:
     """The blocks of collectives [R, K] from the first step after warm-up on: ``self_time`` [R, K] is before each,
-    ``starts`` [S] the first of each step, ``numbers`` [S] the steps, ``period`` [S] their ns; ``table``: marks.
-    """
+    ``starts`` [S] the first of each step, ``numbers`` [S] the steps; ``table``: marks. The caller has the period."""
     # The last to come does not wait: the shortest call is the transfer, and what others take beyond it is their wait.
     shortest = matching.shortest(joined)
     waits = np.maximum(joined.duration - shortest, 0.0)
@@ -198,7 +188,7 @@ def _assemble(
     return Blocks(
         ranks=joined.ranks,
         steps=numbers,
-        period=period,
+        period=np.full(len(numbers), np.nan),
         self_time=sums_by_step(self_time, starts),
         delay=intervals if overlapped else sums_by_step(intervals, starts),
         intervals=or_zero(intervals),
@@ -209,7 +199,7 @@ def _assemble(
         last=sums_by_step(is_last.astype(float), starts) / counts,
         collectives=joined.columns,
         starts=starts,
-        warmup=warmup,
+        warmup=0,
         group=joined.group,
         comm_class=np.zeros(len(numbers), np.int64) if overlapped else joined.comm_class,
         overlapping=overlapping,

@@ -12,7 +12,6 @@ from hindmost_collector.simulate import Fault, Scenario, Simulated, simulate
 from hindmost_judge.encoding import chosen
 from hindmost_judge.judge import judge
 from hindmost_judge.model import COLLECTIVES, NONBLOCKING, UNMEASURED, Run, Table
-from hindmost_judge.timeline import pipelined
 from hindmost_judge.timeline.exchanges import with_exchanges_joined
 from hindmost_judge.timeline.messages import RECEIVE, SEND, Schedule, order_of_calls, with_gathers_joined
 from hindmost_judge.whatif import pipeline_replay
@@ -405,43 +404,15 @@ def test_a_message_without_a_step_is_of_the_one_in_which_its_host_launched_it() 
     assert [(one.kind, one.ranks, one.cause) for one in unmarked] == [("straggler", (2,), "input")]
 
 
-def one_message(**times: Any) -> Schedule:
-    """Rank 0 sends to rank 1 in each step."""
-    return Schedule(
+def test_a_late_receive_takes_what_it_takes() -> None:
+    """Though its message was sent long before, the rank goes on only when it has that."""
+    begin, began = np.full((2, 40), np.arange(40) * 100.0 * MS), np.array([[1.0], [5.0]]) * MS
+    order = Schedule(
         row=np.array([0, 1]),
         place=np.zeros(2, np.int64),
         kind=np.array([SEND, RECEIVE]),
         with_whom=np.array([1, 0]),
         overlapping=np.zeros(2, bool),
-        **times,
-    )
-
-
-def test_what_a_gpu_idles_for_its_host_is_no_work() -> None:
-    """A kernel that begins as it is launched waited for that; the interval's usual length is known from others."""
-    steps = np.arange(40)
-    begin = steps * 100e6
-    work = np.where(steps % 2 == 1, 30e6, 10e6)
-    start = np.array([begin + work, begin])
-    queued = np.where(steps % 2 == 1, 10e3, 5e6)
-    order = one_message(
-        start=start,
-        end=np.array([start[0] + 1e6, start[0] + 1e6]),
-        begin=np.array([begin, begin]),
-        steps=steps,
-        enqueue=np.array([start[0] - queued, start[1] - 1e6]) + 2e6,
-    )
-    built = pipeline_replay.build(order, np.array([0, 1]), len(steps))
-    assert built is not None
-    idle = pipelined.gpu_starvation(order, built, np.array([0, 1]), (2, len(steps)))
-    assert idle is not None
-    np.testing.assert_allclose(idle, [work - 10e6, np.zeros(len(steps))])
-
-
-def test_a_late_receive_takes_what_it_takes() -> None:
-    """Though its message was sent long before, the rank goes on only when it has that."""
-    begin, began = np.full((2, 40), np.arange(40) * 100.0 * MS), np.array([[1.0], [5.0]]) * MS
-    order = one_message(
         start=begin + began,
         end=begin + began + MS,
         begin=begin,
