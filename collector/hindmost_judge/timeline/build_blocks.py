@@ -155,7 +155,7 @@ def _from_collectives(run: Run, joined: Grid, table: Table) -> Blocks | None:
     overlapping[:cut] = False
     if overlapping.any():
         self_time = matching.self_time(joined, overlapping)
-    left = pipelined.left(joined.take(np.arange(cut)))
+    left = np.fmax.reduce((joined.start + joined.duration)[:, :cut], axis=1, initial=np.nan)
     joined, self_time = joined.take(np.arange(cut, joined.columns)), self_time[:, cut:]
     numbers, starts, overlapping = found[first:], starts[first:] - cut, overlapping[cut:]
     order = schedule_of(run, joined, starts, overlapping, left)
@@ -321,16 +321,9 @@ def _step_times(joined: Grid, starts: Ints, numbers: Ints, table: Table) -> Floa
     ends = end[:, np.append(starts[1:], joined.columns) - 1]
     lengths = np.full(ends.shape, np.nan)
     lengths[:, 1:] = np.diff(ends, axis=1)
-    lengths[:, 1:][:, _left_out(numbers)] = np.nan
-    return _slowest(lengths, joined)
-
-
-def _left_out(numbers: Ints) -> Array:
-    """[S - 1] whether steps are missing before each but the first, as in a torn segment.
-
-    The time since the last one that is there is then no step's."""
     apart = np.diff(numbers)
-    return np.asarray(apart > np.median(apart)) if len(apart) else np.zeros(0, bool)
+    lengths[:, 1:][:, apart > median(apart)] = np.nan  # steps are missing between, as in a torn segment
+    return _slowest(lengths, joined)
 
 
 def _slowest(lengths: Floats, joined: Grid) -> Floats:

@@ -15,18 +15,10 @@ from hindmost_judge.blocks import Blocks
 from hindmost_judge.model import Run
 from hindmost_judge.stats.robust import median, or_zero, peers_median
 from hindmost_judge.timeline.cohorts import beyond_peers
-from hindmost_judge.timeline.matching import Grid
 from hindmost_judge.timeline.messages import RECEIVE, Schedule, schedule_of_transfers
 from hindmost_judge.types import Array, Floats, Ints
 from hindmost_judge.whatif import pipeline_replay
 from hindmost_judge.whatif.pipeline_replay import PipelineGraph
-
-
-def left(before: Grid) -> Floats:
-    """[R] when each rank's last collective of these ended; NaN where there was none."""
-    if before.columns == 0:
-        return np.full(len(before.ranks), np.nan)
-    return np.asarray(np.fmax.reduce(before.start + before.duration, axis=1))
 
 
 def of(found: Blocks, order: Schedule | None) -> Blocks:

@@ -15,7 +15,6 @@ from typing import NamedTuple
 import numpy as np
 
 from hindmost_judge.blocks import Blocks
-from hindmost_judge.encoding import grouped
 from hindmost_judge.model import PROFILED, Counted, Run, Table, rows
 from hindmost_judge.settings import Settings
 from hindmost_judge.stats.robust import median, or_zero
@@ -435,14 +434,6 @@ def without_gaps(times: Floats, steps: Ints, usual: float) -> Floats:
     return np.asarray(inside + beyond * np.nan_to_num(usual))
 
 
-def missing_alike(gaps: Array) -> list[Ints]:
-    """Rows of [R, S] with gaps, those with the same ones together: mostly some lack the newest step."""
-    rows = np.flatnonzero(gaps.any(axis=1))
-    bits = np.packbits(gaps[rows], axis=1)
-    kind = np.unique(bits.view(f"S{bits.shape[1]}").ravel(), return_inverse=True)[1]
-    return [rows[one] for one in grouped(kind)]
-
-
 def step_ends(found: Blocks, start: Floats | None, duration: Floats | None) -> Floats:
     """[R, S] when each rank's steps ended on the job clock, as ``start`` and ``duration`` [R, S] were marked.
 
@@ -455,9 +446,8 @@ def step_ends(found: Blocks, start: Floats | None, duration: Floats | None) -> F
         ends = (found.joined.start + found.joined.duration)[:, last]
     else:
         return np.empty((len(found.ranks), 0))
-    usual = found.step_ns
-    for alike in missing_alike(np.isnan(ends)):
-        ends[alike] = without_gaps(ends[alike], found.steps, usual)
+    for row in np.flatnonzero(np.isnan(ends).any(axis=1)):  # mostly some lack the newest step
+        ends[row] = without_gaps(ends[row], found.steps, found.step_ns)
     return np.empty((len(found.ranks), 0)) if np.isnan(ends).any() else ends
 
 

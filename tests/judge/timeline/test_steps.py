@@ -15,7 +15,6 @@ from hindmost_judge.timeline.steps import (
     are_parts,
     cycle,
     infer,
-    missing_alike,
     period,
     steps_of_collectives,
     without_gaps,
@@ -283,17 +282,6 @@ def test_unknown_times_lie_between_known_ones(known: list[bool], jump: int) -> N
     beyond = (np.minimum(steps - at[0], 0) + np.maximum(steps - at[-1], 0)) * 7.0
     for row, one in zip(found, times, strict=True):
         np.testing.assert_allclose(row, np.interp(steps, at, one[mask]) + beyond)
-
-
-@given(st.lists(st.lists(st.booleans(), min_size=11, max_size=11), min_size=1, max_size=20))
-def test_ranks_that_lack_the_same_steps_are_together(gaps: list[list[bool]]) -> None:
-    """Every rank that lacks a step is in one set, with those that lack the same ones and no others."""
-    lacking = np.array(gaps)
-    together = missing_alike(lacking)
-    assert sorted(np.concatenate(together).tolist() if together else []) == np.flatnonzero(lacking.any(axis=1)).tolist()
-    kinds = [lacking[rows] for rows in together]
-    assert all((kind == kind[0]).all() for kind in kinds)
-    assert len({kind[0].tobytes() for kind in kinds}) == len(kinds)
 
 
 REPEATED = 100
