@@ -199,8 +199,7 @@ class FileSegment(Segment):
         if len(start) < START or not start.startswith(MAGIC):
             raise ValueError(f"{self.path}: not a spool segment")
         self.agent_id = start[len(MAGIC) :].decode("ascii", "replace")
-        self.size = length
-        end = START
+        self.size, end = length, START
         for record in self.records():
             if record.end > length or record.marks > record.length:  # damaged: not read, as it may say gigabytes
                 break
@@ -250,10 +249,6 @@ class Ledger:
         """A batch was appended. Not saved: the segment itself says so after a restart."""
         self.sequence = sequence
         self.produced += samples
-
-    def skip_sent(self) -> None:
-        """Use no number up to ``sent`` again: what was sent while the disk took nothing left no other trace."""
-        self.sequence = max(self.sequence, self.sent)
 
     def sending(self, sequence: int) -> None:
         """A batch is about to be sent."""
@@ -365,8 +360,7 @@ class Spool:
         self.limit = limit
         self._folder = folder
         self._lock = _locked(folder) if folder else -1
-        self._ledger_path = folder / "ledger.json" if folder else None
-        self.ledger = Ledger(self._ledger_path)
+        self.ledger = Ledger(folder / "ledger.json" if folder else None)
         self._segments: list[Segment] = []
         self._number = 0
         self._since_disk = 0
@@ -436,15 +430,8 @@ class Spool:
 
     def next(self) -> Outgoing | None:
         """What to send next on this stream, or ``None`` when all is sent."""
-        while self._cursor is not None:
-            segment, offset = self._cursor
-            record = segment.record(offset)
-            if record is None:
-                following = self._after(segment)
-                if following is None:
-                    return None
-                self._cursor = following, START
-                continue
+        while (found := self._record(self._cursor)) is not None:
+            segment, record = found
             self._cursor = segment, record.end
             if record.kind == DEFINITION and _is_new(self._on_stream, record.number, record.crc):
                 return Outgoing(0, segment.message(record))
@@ -460,15 +447,8 @@ class Spool:
         if durable <= ledger.acked:
             return
         ledger.resolve(durable)
-        while self._ack is not None:
-            segment, offset = self._ack
-            record = segment.record(offset)
-            if record is None:
-                following = self._after(segment)
-                if following is None:
-                    break
-                self._ack = following, START
-                continue
+        while (found := self._record(self._ack)) is not None:
+            segment, record = found
             if record.kind == BATCH:
                 if record.number > durable:
                     break
@@ -553,17 +533,13 @@ class Spool:
         self._since_disk += isinstance(last, MemorySegment)
         if last is None or full or (self._folder and self._since_disk >= RETRY_DISK):
             self._since_disk = 0
-            return self._start_segment(self._new_file() or MemorySegment(self.ledger.agent_id))
+            if self._folder is not None:
+                try:
+                    return self._start_segment(FileSegment(self._path(self._number), self.ledger.agent_id))
+                except OSError as error:
+                    self._say(error)
+            return self._start_segment(MemorySegment(self.ledger.agent_id))
         return last
-
-    def _new_file(self) -> FileSegment | None:
-        if self._folder is None:
-            return None
-        try:
-            return FileSegment(self._path(self._number), self.ledger.agent_id)
-        except OSError as error:
-            self._say(error)
-            return None
 
     def _start_segment(self, segment: Segment) -> Segment:
         segment.number = self._number
@@ -576,23 +552,23 @@ class Spool:
 
     def _shrink(self) -> None:
         """Give up the oldest segments while there is too much."""
-        while len(self._segments) > 1 and self.size > self.limit:
-            self._drop_oldest("spool_full")
-        while len(self._segments) > 1 and self._in_memory() > min(MEMORY_LIMIT, self.limit):
-            self._drop_oldest("memory_full")
+        while len(self._segments) > 1:
+            full = self.size > self.limit
+            if not full and self._in_memory() <= min(MEMORY_LIMIT, self.limit):
+                break
+            self._drop(self._segments[0], "spool_full" if full else "memory_full")
+            self.ledger.save()
+            self._remove_oldest()
 
     def _in_memory(self) -> int:
         return sum(segment.size for segment in self._segments if isinstance(segment, MemorySegment))
 
-    def _drop_oldest(self, reason: str) -> None:
-        self._drop(self._segments[0], reason)
-        self.ledger.save()
-        self._remove_oldest()
+    def _undelivered(self, segment: Segment) -> Iterator[Record]:
+        return (one for one in segment.records() if one.kind == BATCH and one.number > self.ledger.acked)
 
     def _drop(self, segment: Segment, reason: str) -> None:
-        for record in segment.records():
-            if record.kind == BATCH and record.number > self.ledger.acked:
-                self.ledger.drop(record.number, record.samples, reason)
+        for record in self._undelivered(segment):
+            self.ledger.drop(record.number, record.samples, reason)
 
     def _remove_oldest(self) -> None:
         oldest = self._segments.pop(0)
@@ -605,9 +581,16 @@ class Spool:
         if not self._in_memory():
             self.ledger.in_memory = 0
 
-    def _after(self, segment: Segment) -> Segment | None:
-        index = next(i for i, item in enumerate(self._segments) if item is segment) + 1
-        return self._segments[index] if index < len(self._segments) else None
+    def _record(self, place: tuple[Segment, int] | None) -> tuple[Segment, Record] | None:
+        """The first record from a place on, with its segment; ``None`` at the end of all."""
+        if place is None:
+            return None
+        first, offset = place
+        for segment in self._segments[self._segments.index(first) :]:
+            if (record := segment.record(offset)) is not None:
+                return segment, record
+            offset = START
+        return None
 
     def _recover(self) -> None:
         """Take over what an earlier agent left; what had been acknowledged or dropped is removed."""
@@ -629,8 +612,10 @@ class Spool:
                 continue
             self._start_segment(segment)
             self._take_over(segment)
-        ledger.skip_sent()
-        damaged = ledger.reconcile(sum(self._undelivered_samples(segment) for segment in self._segments))
+        # No number up to ``sent`` again: what was sent while the disk took nothing left no other trace.
+        ledger.sequence = max(ledger.sequence, ledger.sent)
+        found = (record.samples for segment in self._segments for record in self._undelivered(segment))
+        damaged = ledger.reconcile(sum(found))
         if damaged > 0:
             log.warning(
                 "spool %s: %d samples were in damaged or missing segments: counted as dropped (damaged)",
@@ -638,10 +623,6 @@ class Spool:
             )  # fmt: skip
         if self._folder is not None:
             ledger.save()
-
-    def _undelivered_samples(self, segment: Segment) -> int:
-        records = segment.records()
-        return sum(record.samples for record in records if record.kind == BATCH and record.number > self.ledger.acked)
 
     def _take_over(self, segment: Segment) -> None:
         for record in segment.records():
