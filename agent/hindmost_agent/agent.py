@@ -10,6 +10,7 @@ from hindmost_agent.delivery.batch import Builder, message
 from hindmost_agent.delivery.spool import REASONS, Spool
 from hindmost_agent.jobs.command import at_work
 from hindmost_agent.jobs.discovery import Jobs
+from hindmost_agent.jobs.event_rows import Calls, Rows
 from hindmost_agent.jobs.ranks import RankProcess
 from hindmost_agent.jobs.rings import NOTHING, Producer, RankStates, RasStall, Rings, start_ticks
 from hindmost_agent.runner import Runner
@@ -189,7 +190,8 @@ class Agent:
     def flush(self, now_ns: int) -> None:
         """Put all that was read into one batch, and that into the spool."""
         self._flushed_ns = now_ns
-        self._gather_unobserved(now_ns)
+        for process, seen in self._unobserved():
+            self._gather_rank(process, seen, now_ns)
         ended = [producer for producer in self.rings if self._gather(producer, now_ns)]
         if self._builder.empty:
             self._heartbeat(now_ns)
@@ -294,29 +296,32 @@ class Agent:
         """Move one process's finished rows into the batch; true, and leave is taken of it, once it has ended."""
         ended = producer.finished(now_ns)
         try:
-            self._gather_rows(producer, now_ns, ended=ended)
+            if ended:
+                producer.finish()
+            seen = NOTHING if producer.nccl_is_recorded else self._seen_by_ras.get(producer.process.pid, NOTHING)
+            ref = self._gather_rank(producer.process, seen, now_ns, producer)
+            if ended:
+                self._states.forget(ref)
+                self._builder.forget(ref)
         except Exception as error:  # noqa: BLE001 - only this producer's rows are lost
             self._say(error)
         return ended
 
-    def _gather_rows(self, producer: Producer, now_ns: int, *, ended: bool) -> None:
-        if ended:
-            producer.finish()
-        ref = producer.process.ref(self._builder.node)
-        seen = NOTHING if producer.nccl_is_recorded else self._seen_by_ras.get(producer.process.pid, NOTHING)
+    def _gather_rank(self, process: RankProcess, seen: RasStall, now_ns: int, producer: Producer | None = None) -> int:
+        """Move what is new of a rank into the batch, by its ``producer`` where a probe observes it; its reference."""
+        ref = process.ref(self._builder.node)
         state = self._states.look(producer, ref, now_ns, seen)
-        rows = producer.take(now_ns)
+        rows = producer.take(now_ns) if producer is not None else Rows([], Calls(), [])
         if state is not None or any(rows):
-            self._builder.rank(producer.process)
-            self._builder.communicators(ref, [*producer.communicators(), *seen.communicators])
+            self._builder.rank(process)
+            known = producer.communicators() if producer is not None else []
+            self._builder.communicators(ref, [*known, *seen.communicators])
             self._builder.steps(ref, rows.steps)
             self._builder.collectives(ref, rows.collectives)
             self._builder.intervals(ref, rows.intervals)
         if state is not None:
             self._builder.state(state)
-        if ended:
-            self._states.forget(ref)
-            self._builder.forget(ref)
+        return ref
 
     def _unobserved(self) -> list[tuple[RankProcess, RasStall]]:
         """The ranks that no probe observes, with what RAS says of them."""
@@ -325,16 +330,6 @@ class Agent:
         observed = {producer.process.pid for producer in self.rings}
         found = ((self.host.ranks.get(pid), seen) for pid, seen in self._seen_by_ras.items() if pid not in observed)
         return [(process, seen) for process, seen in found if process is not None]
-
-    def _gather_unobserved(self, now_ns: int) -> None:
-        """What RAS says of ranks that no probe observes."""
-        for process, seen in self._unobserved():
-            ref = process.ref(self._builder.node)
-            state = self._states.unobserved(ref, now_ns, seen)
-            if state is not None:
-                self._builder.rank(process)
-                self._builder.communicators(ref, seen.communicators)
-                self._builder.state(state)
 
     def _account(self, spool: Spool) -> None:
         counts, ledger = self.host.counts, spool.ledger

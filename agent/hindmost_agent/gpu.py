@@ -95,12 +95,9 @@ class Card:
                 lost = self._failed(index, error)
                 values += self._missing[index]
         if self._up and not lost:
-            values[0] = 1.0 if answered else self._silent()
+            # Where nothing was answered it is down, unless all that it was asked is not supported.
+            values[0] = 1.0 if answered else NAN if self._calls and not any(self._calls) else 0.0
         return values
-
-    def _silent(self) -> float:
-        """Nothing was answered: down, unless there is nothing that this GPU can be asked."""
-        return 0.0 if any(self._calls) else NAN
 
     def _failed(self, index: int, error: Exception) -> bool:
         """Note a failure; true when the GPU is gone."""
@@ -112,16 +109,6 @@ class Card:
             self._said.add(key)
             log.warning("GPU %s: %s %s (%s)", self.uuid, what, trouble.value, " ".join(str(error).split()))
         return trouble is Trouble.LOST
-
-
-class HungCard(Card):
-    """A GPU that is not asked, as it has not come back from an earlier question: all there is to say is that."""
-
-    def __init__(self, uuid: str) -> None:
-        super().__init__(uuid, (), lambda _: Trouble.LOST, up=True)
-
-    def read(self) -> list[float]:
-        return [0.0]
 
 
 class Device(NamedTuple):
@@ -238,7 +225,8 @@ class GpuSampler(Sampler):
         """The GPUs of this node. Raises ``Absent`` when there is none."""
         found, trouble, up = self.maker.opened(self.host), self.maker.trouble, self.says_up
         cards = [Card(device.uuid, self.calls(found.lib, device), trouble, up=up) for device in found.devices]
-        return [*cards, *(HungCard(device.uuid) for device in found.hung)] if up else cards
+        # A GPU that has not come back from an earlier question is asked nothing: all there is to say is that.
+        return [*cards, *(Card(device.uuid, (), trouble, up=up) for device in found.hung)] if up else cards
 
     def fixed(self) -> tuple[Series, ...]:
         return tuple(one for card in self.found for one in card.series)
@@ -247,7 +235,11 @@ class GpuSampler(Sampler):
         if self.host.gpu_generation != self._generation:
             self._generation = self.host.gpu_generation
             known = {card.uuid: card for card in self.found}
-            self.found = [_goes_on(known.get(card.uuid), card) for card in self.cards()]
+            # One is read on as before, with what it remembers; anew where it is asked again after it hung.
+            self.found = [
+                before if (before := known.get(card.uuid)) is not None and before.series == card.series else card
+                for card in self.cards()
+            ]
             self.series = self.fixed()
         values: list[float] = []
         for card in self.found:
@@ -255,11 +247,6 @@ class GpuSampler(Sampler):
             values += card.read()
         self.host.asking.of("")
         return values
-
-
-def _goes_on(before: Card | None, now: Card) -> Card:
-    """The card as it was read before, with what it remembers; the new one where it is asked again after it hung."""
-    return before if type(before) is type(now) else now
 
 
 class EachGpu(TableSampler):
@@ -311,7 +298,9 @@ class Owners(EachGpu):
         """Pid and bytes in use of each process on a GPU; NaN where the driver does not report the bytes."""
 
     def table(self) -> dict[Series, float]:
-        forget_ended(self.host)
+        live = {(rank.pid, rank.start_ticks) for rank in self.host.ranks} if self.host.gpu_of else set()
+        for key in self.host.gpu_of.keys() - live:  # no GPU of a rank that has gone is kept
+            del self.host.gpu_of[key]
         return super().table()
 
     def of(self, lib: Any, device: Device) -> dict[Series, float]:
@@ -337,11 +326,3 @@ def owners(host: Host, gpu_uuid: str, processes: Iterable[tuple[int, float]]) ->
         found[series(RANK, *who)] = 1.0
         found[memory] = found.get(memory, 0.0) + used
     return found
-
-
-def forget_ended(host: Host) -> None:
-    """Keep no GPU of a rank that has gone."""
-    if host.gpu_of:
-        live = {(rank.pid, rank.start_ticks) for rank in host.ranks}
-        for key in host.gpu_of.keys() - live:
-            del host.gpu_of[key]

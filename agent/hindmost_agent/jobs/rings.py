@@ -42,7 +42,6 @@ class OpenRing:
 
     def __init__(self, path: Path, reader: ring.Reader, mark: Mark | None = None) -> None:
         self.path = path
-        self.name = str(path)
         self.reader = reader
         self.builder = RowBuilder()
         if mark is not None and mark.created_ns == reader.header.monotonic_ns and mark.position <= reader.written:
@@ -201,40 +200,26 @@ class Producer:
         """The exception that it ends by, with its message, as its probe wrote before it closed its ring."""
         return next((text for item in self.rings.values() if item.said("closed") and (text := item.said("text"))), "")
 
-    @property
-    def drained(self) -> bool:
-        """Whether everything that was written has been read."""
-        return all(item.reader.position >= item.written for item in self.rings.values())
-
     def add(self, item: OpenRing) -> None:
         self.rings[item.path] = item
         self._name(item.reader.header.framework)
 
-    def _name(self, framework: str) -> bool:
-        """Say what trains here, unless that says less than is known; whether it is news."""
-        known = self.process.framework
-        if framework == known or _telling(framework) < _telling(known):
-            return False
-        self.process = self.process._replace(framework=framework)
-        return True
+    def _name(self, framework: str) -> None:
+        """Say what trains here, unless that says less than is known."""
+        if _telling(framework) >= _telling(self.process.framework):
+            self.process = self.process._replace(framework=framework)
 
-    def refresh(self, gpu_of: Mapping[tuple[int, int], str], now_ns: int) -> bool:
-        """Look which framework a probe names by now, and which GPU it, or else the driver; true when that is news."""
+    def refresh(self, gpu_of: Mapping[tuple[int, int], str], now_ns: int) -> None:
+        """Look which framework a probe names by now, and which GPU it, or else the driver."""
         if now_ns < self._gpu_due_ns:
-            return False
+            return
         self._gpu_due_ns = now_ns + GPU_NS
-        named = 0
         for item in self.rings.values():
-            named += self._name(item.said("framework"))
-        return self._refresh_gpu(gpu_of) or named > 0
-
-    def _refresh_gpu(self, gpu_of: Mapping[tuple[int, int], str]) -> bool:
+            self._name(item.said("framework"))
+        process = self.process
         by_ring = next((uuid for item in self.rings.values() if (uuid := item.said("gpu_uuid"))), "")
-        uuid = by_ring or gpu_of.get((self.process.pid, self.process.start_ticks), "")
-        if not uuid or uuid == self.process.gpu_uuid:
-            return False
-        self.process = self.process._replace(gpu_uuid=uuid)
-        return True
+        uuid = by_ring or gpu_of.get((process.pid, process.start_ticks)) or process.gpu_uuid
+        self.process = process._replace(gpu_uuid=uuid)
 
     def look(self, proc: Path, now_ns: int, *, closely: bool = False, over: bool = False) -> None:
         """Note in ``gone_ns`` when the process has ended; without ``closely``, one that just wrote is known to run.
@@ -285,7 +270,8 @@ class Producer:
 
     def finished(self, now_ns: int) -> bool:
         """Whether the process has ended and its rings hold nothing more to read."""
-        return self.gone_ns is not None and (self.drained or now_ns - self.gone_ns > DRAIN_NS)
+        drained = all(item.reader.position >= item.written for item in self.rings.values())
+        return self.gone_ns is not None and (drained or now_ns - self.gone_ns > DRAIN_NS)
 
 
 class Rings:
@@ -372,7 +358,7 @@ class Rings:
 
     def marks(self) -> dict[str, Mark]:
         """How far every ring has been read, by its path."""
-        return {item.name: item.mark for producer in self for item in producer.rings.values()}
+        return {str(item.path): item.mark for producer in self for item in producer.rings.values()}
 
     def account(self) -> None:
         """Bring the agent's own counts of rings and losses up to date."""
@@ -498,43 +484,30 @@ class RankStates:
     def __init__(self) -> None:
         self._known: defaultdict[int, _LastState] = defaultdict(_LastState)
 
-    def look(self, producer: Producer, rank: int, now_ns: int, seen: RasStall = NOTHING) -> wire.RankState | None:
-        """The rank's state if it is news. ``rank`` is its reference; ``seen``: what NCCL's RAS says of it."""
-        life = _life(producer)
-        entered = [] if life == wire.RankState.FINISHED else [*self._entered(producer, rank, now_ns), *seen.waits]
-        state = wire.RankState(
-            events_total=producer.written,
-            events_lost_total=producer.lost,
-            ended_ns=producer.end.ended_ns or 0,
-            exit_status=producer.end.status,
-            last_words=producer.last_words,
-        )
-        return self._news(state, rank, now_ns, life, entered, seen)
-
-    def unobserved(self, rank: int, now_ns: int, seen: RasStall) -> wire.RankState | None:
-        """The state, if it is news, of a rank that no probe observes."""
-        return self._news(wire.RankState(), rank, now_ns, wire.RankState.RUNNING, seen.waits, seen)
-
-    def _news(
-        self,
-        state: wire.RankState,
-        rank: int,
-        now_ns: int,
-        life: wire.RankState.Life,
-        entered: Sequence[Entered],
-        seen: RasStall,
+    def look(
+        self, producer: Producer | None, rank: int, now_ns: int, seen: RasStall = NOTHING
     ) -> wire.RankState | None:
-        """The state with these added, unless that was said already. That a rank is in a communicator is news, too: it
-        may be what others wait for in it."""
-        news = (life, state.events_lost_total, state.last_words, *entered, *seen.communicators)
+        """The rank's state if it is news. ``rank`` is its reference; ``seen``: what NCCL's RAS says of it. Without a
+        ``producer`` no probe observes it.
+        """
+        state, entered = wire.RankState(rank=rank, time_ns=now_ns, life=wire.RankState.RUNNING), list(seen.waits)
+        if producer is not None:
+            state.life, state.last_words = _life(producer), producer.last_words
+            state.events_total, state.events_lost_total = producer.written, producer.lost
+            state.ended_ns = producer.end.ended_ns or 0
+            if (status := producer.end.status) is not None:
+                state.exit_status = status
+            finished = state.life == wire.RankState.FINISHED
+            entered = [] if finished else [*self._entered(producer, rank, now_ns), *entered]
+        # That a rank is in a communicator is news, too: it may be what others wait for in it.
+        news = (state.life, state.events_lost_total, state.last_words, *entered, *seen.communicators)
         known = self._known[rank]
         if known.news == news and now_ns - known.said_ns < REPEAT_NS:
             return None
-        state.rank, state.time_ns, state.life = rank, now_ns, life
         for kind, name, comm, seq, peer, flags, start in entered:
             state.in_flight.add(kind=kind, name=name, comm=comm, seq=seq, peer=peer, flags=flags, start_ns=start)
         known.news, known.said_ns = news, now_ns
-        known.waiting = state if entered and life == wire.RankState.RUNNING else None
+        known.waiting = state if entered and state.life == wire.RankState.RUNNING else None
         return state
 
     def _entered(self, producer: Producer, rank: int, now_ns: int) -> list[Entered]:
