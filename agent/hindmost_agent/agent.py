@@ -197,7 +197,7 @@ class Agent:
             self._heartbeat(now_ns)
         self.rings.account()
         if self.spool is None:
-            self._builder.discard()
+            self._builder.start()
         elif not self._builder.empty:
             packed = self._builder.pack(short_columns=self.short_columns)
             batch = message(self.spool.next_sequence, packed.parts)

@@ -62,9 +62,10 @@ class Builder:
         self._communicators: dict[int, tuple[int, dict[int, bytes]]] = {}
         #: By sampler: its series when last seen, their reference and definition.
         self._schemas: dict[str, tuple[tuple[Series, ...], int, bytes]] = {}
-        self._start()
+        self.start()
 
-    def _start(self) -> None:
+    def start(self) -> None:
+        """Start a batch, and forget what was to be in the one before."""
         #: What stands in a batch before the calls, and what behind.
         self._batch, self._rest = wire.Batch(), wire.Batch()
         self._readings: list[Reading] = []
@@ -86,15 +87,12 @@ class Builder:
         """Define a rank; returns its reference."""
         ref = process.ref(self.node)
         if self._ranks.get(ref, (None, b""))[0] != process:
-            self._ranks[ref] = process, self._rank(ref, process)
+            user, pod = user_of(self._proc, process.pid), pod_of(self._proc, process.pid)
+            known: dict[str, Any] = {**process._asdict(), "node": self.node, "user": user, "pod": pod}
+            rank = wire.Rank(ref=ref, process_start_ticks=known.pop("start_ticks"), **known)
+            self._ranks[ref] = process, _definition(wire.Definitions(ranks=[rank]))
         self._definitions[ref] = self._ranks[ref][1]
         return ref
-
-    def _rank(self, ref: int, process: RankProcess) -> bytes:
-        known: dict[str, Any] = process._asdict()
-        known |= {"node": self.node, "user": user_of(self._proc, process.pid), "pod": pod_of(self._proc, process.pid)}
-        rank = wire.Rank(ref=ref, process_start_ticks=known.pop("start_ticks"), **known)
-        return _definition(wire.Definitions(ranks=[rank]))
 
     def forget(self, ref: int) -> None:
         """A rank has ended: its definitions are not kept."""
@@ -143,12 +141,8 @@ class Builder:
         calls = _pack_collectives(self._collectives, short_columns=short_columns)
         parts = (self._batch.SerializeToString(), *calls, self._rest.SerializeToString())
         packed = Packed(self._samples, parts, self._definitions)
-        self._start()
+        self.start()
         return packed
-
-    def discard(self) -> None:
-        """Start anew: there is no collector to send it to."""
-        self._start()
 
     def _pack_readings(self) -> None:
         """Readings of one schema share a block."""
@@ -202,12 +196,6 @@ def _columns(rows: Sequence[dict[str, int]]) -> Iterable[tuple[str, Sequence[int
     return [(name, [row.get(name, UNMEASURED) for row in rows]) for name in names]
 
 
-def _coded(texts: Sequence[str]) -> tuple[list[str], list[int]]:
-    """Each text once, and for each row the place of its text among them."""
-    places = {text: place for place, text in enumerate(dict.fromkeys(texts))}
-    return list(places), [places[text] for text in texts]
-
-
 def _pack_collectives(collectives: Gathered[Calls], *, short_columns: bool) -> Sequence[bytes]:
     """The block as a field of its batch, in parts; its columns are the wire's already."""
     rows = collectives.rows
@@ -246,12 +234,12 @@ def _pack_intervals(batch: wire.Batch, intervals: Gathered[list[IntervalRow]]) -
     if not intervals.rows:
         return
     labels, start, duration, value = zip(*intervals.rows, strict=True)
-    names, codes = _coded(labels)
+    places = {name: place for place, name in enumerate(dict.fromkeys(labels))}
     batch.intervals.add(
         ranks=intervals.ranks,
         rows=intervals.counts,
-        names=names,
-        name=codes,
+        names=list(places),
+        name=[places[name] for name in labels],
         start_ns=start,
         duration_ns=duration,
         value=value,

@@ -44,10 +44,34 @@ BLOCKED = gauge(
     "1 if the main thread was in an uninterruptible wait when sampled, mostly for storage, else 0.", *_BY,
 )  # fmt: skip
 
-#: State of a thread in an uninterruptible wait.
-_BLOCKED_STATE = b"D"
-#: States of a stopped process: by a signal, and by a debugger.
-_STOPPED_STATES = (b"T", b"t")
+#: State of what waits for what cannot be interrupted: storage, mostly.
+UNINTERRUPTIBLE = "D"
+
+
+class Stat(NamedTuple):
+    """What is needed of one line of stat; times in s, memory in bytes, the start in clock ticks since boot."""
+
+    name: str
+    state: str
+    cpu_s: float
+    system_s: float
+    minor_faults: int
+    major_faults: int
+    threads: int
+    start: int
+    resident: int
+
+
+def stat(data: bytes) -> Stat:
+    """Parse a stat file of a process or a thread. Raises ``ValueError`` or ``IndexError`` when it is torn."""
+    # The name may hold spaces and brackets: the third field is the first after the last bracket.
+    close = data.rindex(b")")
+    fields = data[close + 2 :].split()
+    name = data[data.index(b"(") + 1 : close].decode("utf-8", "replace")
+    user, system = int(fields[11]), int(fields[12])
+    minor, major, threads = int(fields[7]), int(fields[9]), int(fields[17])
+    times = (user + system) / TICKS, system / TICKS
+    return Stat(name, chr(fields[0][0]), *times, minor, major, threads, int(fields[19]), int(fields[21]) * PAGE)
 
 
 class _StatWatch:
@@ -63,32 +87,17 @@ class _StatWatch:
     def values(self) -> list[float]:
         """In the order of ``Process.metrics``; all missing once the process has gone."""
         try:
-            return [*_stat(self._stat.read()), *_schedstat(self._schedstat)]
+            now = stat(self._stat.read())
+            queued: tuple[float, float] = NAN, NAN
+            if self._schedstat is not None:
+                _, waited, slices = self._schedstat.read().split()
+                queued = int(waited) / 1e9, int(slices)
         except ProcessLookupError:
             return [NAN] * len(Process.metrics)
-
-
-def _stat(data: bytes) -> tuple[float, ...]:
-    # The command's name may hold spaces and brackets: the third field is the first after the last bracket.
-    fields = data[data.rindex(b")") + 2 :].split()
-    user, system = int(fields[11]), int(fields[12])
-    return (
-        (user + system) / TICKS,
-        system / TICKS,
-        int(fields[7]),
-        int(fields[9]),
-        int(fields[17]),
-        int(fields[21]) * PAGE,
-        float(fields[0] in _STOPPED_STATES),
-        float(fields[0] == _BLOCKED_STATE),
-    )
-
-
-def _schedstat(file: File | None) -> tuple[float, ...]:
-    if file is None:
-        return NAN, NAN
-    _, waited, slices = file.read().split()
-    return int(waited) / 1e9, int(slices)
+        # It is stopped by a signal, or by a debugger.
+        stopped, blocked = float(now.state in "Tt"), float(now.state == UNINTERRUPTIBLE)
+        faults = now.minor_faults, now.major_faults
+        return [now.cpu_s, now.system_s, *faults, now.threads, now.resident, stopped, blocked, *queued]
 
 
 @register
@@ -204,25 +213,6 @@ ALL_WAITED = counter(
     "hindmost_process_threads_runqueue_seconds_total",
     "Time in which any thread of the rank could have run but had no core, added up.", *_BY,
 )  # fmt: skip
-
-
-class Stat(NamedTuple):
-    """What is needed of one line of stat; times in s, memory in bytes, the start in clock ticks since boot."""
-
-    name: str
-    state: str
-    cpu_s: float
-    start: int
-    resident: int
-
-
-def stat(data: bytes) -> Stat:
-    """Parse a stat file of a process or a thread. Raises ``ValueError`` or ``IndexError`` when it is torn."""
-    close = data.rindex(b")")
-    fields = data[close + 2 :].split()
-    name = data[data.index(b"(") + 1 : close].decode("utf-8", "replace")
-    cpu_s = (int(fields[11]) + int(fields[12])) / TICKS
-    return Stat(name, chr(fields[0][0]), cpu_s, int(fields[19]), int(fields[21]) * PAGE)
 
 
 @lru_cache(maxsize=1024)
@@ -368,8 +358,6 @@ MOUNT_BLOCKED = gauge(
     *_BY, "device", "mountpoint",
 )  # fmt: skip
 
-#: State of a process that waits for what cannot be interrupted: storage, mostly.
-UNINTERRUPTIBLE = "D"
 #: All threads are asked for their children in one of so many samples; in the others the main threads are.
 THOROUGH = 3
 #: File systems whose files are in memory.

@@ -25,9 +25,11 @@ import importlib
 import pkgutil
 import re
 import socket
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, cast
+
+from hindmost_judge import job_command
 
 RANGES = re.compile(r"([^,\[\]]+)(?:\[([^\]]*)\])?([^,\[\]]*)")
 
@@ -59,6 +61,17 @@ def in_file(path: str) -> list[str]:
         return []
     words = (line.partition("#")[0].split() for line in lines)
     return [_host(word[0]) for word in words if word]
+
+
+def named(words: Sequence[str], arity: Mapping[str, int], lists: Collection[str], files: Collection[str]) -> list[str]:
+    """The hosts that options of a command name, in ``lists`` or in ``files`` of them."""
+    hosts: list[str] = []
+    for _, option, value in job_command.options(words, arity):
+        if option in lists:
+            hosts += in_list(value)
+        elif option in files:
+            hosts += in_file(value)
+    return hosts
 
 
 def of_batch(environ: Mapping[str, str]) -> list[str]:

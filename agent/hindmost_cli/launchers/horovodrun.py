@@ -26,10 +26,5 @@ def recognises(argv: Sequence[str]) -> bool:
 def remote_hosts(argv: Sequence[str], environ: Mapping[str, str]) -> list[str]:
     """Hosts from ``-H`` or ``--hostfile``, or else the batch allocation."""
     at = job_command.position(argv, PROGRAMS)
-    named: list[str] = []
-    for _, option, value in job_command.options(argv[(at or 0) + 1 :], ARITY):
-        if option in {"-H", "--hosts"}:
-            named += launchers.in_list(value)
-        elif option in {"-hostfile", "--hostfile"}:
-            named += launchers.in_file(value)
-    return launchers.others(named or launchers.of_batch(environ))
+    found = launchers.named(argv[(at or 0) + 1 :], ARITY, {"-H", "--hosts"}, {"-hostfile", "--hostfile"})
+    return launchers.others(found or launchers.of_batch(environ))

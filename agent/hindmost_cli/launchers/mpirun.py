@@ -55,14 +55,9 @@ def carry(argv: Sequence[str], names: Sequence[str], environ: Mapping[str, str])
 
 def remote_hosts(argv: Sequence[str], environ: Mapping[str, str]) -> list[str]:
     """Hosts from ``--host``, a host file, or else the batch allocation."""
-    named: list[str] = []
-    for words in _contexts(argv[_start(argv) + 1 :]):
-        for _, option, value in job_command.options(words, ARITY):
-            if option in HOST_LISTS:
-                named += launchers.in_list(value)
-            elif option in HOST_FILES:
-                named += launchers.in_file(value)
-    return launchers.others(named or launchers.of_batch(environ))
+    contexts = _contexts(argv[_start(argv) + 1 :])
+    found = [host for words in contexts for host in launchers.named(words, ARITY, HOST_LISTS, HOST_FILES)]
+    return launchers.others(found or launchers.of_batch(environ))
 
 
 def kind(program: Sequence[str], environ: Mapping[str, str]) -> str:
@@ -92,8 +87,7 @@ def family(said: str) -> str:
 
 
 def _start(argv: Sequence[str]) -> int:
-    at = job_command.position(argv, PROGRAMS)
-    return 0 if at is None else at
+    return job_command.position(argv, PROGRAMS) or 0
 
 
 def _contexts(words: Sequence[str]) -> list[list[str]]:
