@@ -62,11 +62,6 @@ class Worker:
         self.thread = threading.Thread(target=self._work, args=(read,), name="drivers", daemon=True)
         self.thread.start()
 
-    @property
-    def ended(self) -> bool:
-        """Whether the thread has left the call in which it was given up."""
-        return not self.thread.is_alive()
-
     def ask(self, slots: Sequence[Slot], now_ns: int) -> None:
         """Have these read, one after the other. Only when nothing is being read."""
         self._stood = None
@@ -119,16 +114,12 @@ class DriverThread:
         self._host = host
         self._worker: Worker | None = None
         self._given_up: list[Worker] = []
-        self._said = False
+        #: Whether it has not answered for too long.
+        self.hangs = False
 
     def __del__(self) -> None:
         if self._worker is not None:
             self._worker.end()
-
-    @property
-    def started(self) -> bool:
-        """Whether it has ever been asked."""
-        return self._worker is not None
 
     @property
     def needed(self) -> bool:
@@ -141,18 +132,18 @@ class DriverThread:
         return self._host.asking.gpu if self.driver == GPU else ""
 
     @property
-    def hangs(self) -> bool:
-        """Whether it has not answered for too long."""
-        return self._said
-
-    @property
     def waiting(self) -> tuple[Slot, ...]:
         """Samplers that were asked for and have not answered."""
         return () if self._worker is None else tuple(self._worker.asked)
 
     def late(self, now_ns: int) -> tuple[list[Outcome], Hung | None]:
         """What came after its tick; and what was given up now, having taken too long."""
-        self._take_back()
+        for left in [one for one in self._given_up if not one.thread.is_alive()]:  # the call came back
+            self._given_up.remove(left)
+            self._host.asking.given_up -= {left.thread}
+            self._host.hung -= {left.gpu}
+            self._host.gpu_generation += 1
+            log.info("%s answers again, and is sampled", left.gpu)
         worker = self._worker
         if worker is None:
             return [], None
@@ -160,8 +151,8 @@ class DriverThread:
         asked, stands = tuple(worker.asked), worker.stands(self._gpu, now_ns)
         if asked and stands:
             return outcomes, self._give_up(worker, *asked)
-        if not asked and self._said:
-            self._said = False
+        if not asked and self.hangs:
+            self.hangs = False
             log.info("the %s driver answers again", self.driver)
         return outcomes, None
 
@@ -187,20 +178,12 @@ class DriverThread:
             self._host.gpu_generation += 1
             self._worker = Worker(self._read)
             return Hung(slot, gpu, behind)
-        if self._said:
+        if self.hangs:
             return None
-        self._said = True
+        self.hangs = True
         what = "the %s driver has not answered %s for %d s: it is not sampled until it does"
         log.warning(what, self.driver, slot.name, HUNG_NS // NS)
         return Hung(slot, "", ())
-
-    def _take_back(self) -> None:
-        for worker in [worker for worker in self._given_up if worker.ended]:
-            self._given_up.remove(worker)
-            self._host.asking.given_up -= {worker.thread}
-            self._host.hung -= {worker.gpu}
-            self._host.gpu_generation += 1
-            log.info("%s answers again, and is sampled", worker.gpu)
 
 
 #: A source that is not here may appear (a module is loaded, a file system mounted): look again after this long.
@@ -284,8 +267,7 @@ class Runner:
 
         With ``everything`` due or not: what a job's end has changed must not wait for the next period.
         """
-        asked = [thread for thread in self.drivers.values() if thread.started]  # none where there is no driver
-        outcomes = [outcome for thread in asked for outcome in self._late(thread, now_ns)]
+        outcomes = [outcome for thread in self.drivers.values() for outcome in self._late(thread, now_ns)]
         asking: dict[str, list[Slot]] = {}
         for slot in [slot for slot in self._slots if everything or now_ns >= slot.due_ns]:
             driver = slot.kind.asks_driver
@@ -294,10 +276,9 @@ class Runner:
             else:
                 slot.due_ns = following(slot.due_ns, slot.period_ns, now_ns)
                 outcomes.append(self._read(slot, now_ns))
-        if asked or asking:  # as if all had been read in turn
-            for driver, thread in self.drivers.items():
-                outcomes += self._answers(thread, asking.get(driver, []), now_ns)
-            outcomes.sort(key=lambda outcome: outcome.slot.place)
+        for driver, thread in self.drivers.items():
+            outcomes += self._answers(thread, asking.get(driver, []), now_ns)
+        outcomes.sort(key=lambda outcome: outcome.slot.place)  # as if all had been read in turn
         readings = [reading for outcome in outcomes for reading in self._account(outcome, now_ns)]
         if not self._spread and not any(thread.waiting for thread in self.drivers.values()):
             self._spread = True

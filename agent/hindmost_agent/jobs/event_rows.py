@@ -331,7 +331,6 @@ def _signed(peer: int) -> bytes:
 
 
 UNMEASURED = -1
-GPU_TIME, PHASE = ring.GPU_TIME, ring.PHASE
 #: Phases that wait for their step; a loop that never marks a step must not grow without bound.
 PENDING_LIMIT = 8192
 #: Phases that are amounts within a step (CPU time, GPU time, the part of a wait), not intervals of the host: nothing
@@ -448,24 +447,23 @@ class RowBuilder:
         return left
 
     def _events(self, records: Iterable[tuple[int, ...]], event: Callable[[tuple[int, ...]], Event | None]) -> None:
-        """Take records as words, which ``event`` makes events of: phases, mostly all, need none."""
-        takers = {ring.PHASE: self._phase, ring.STEP: self._step}
+        """Take records as words, which ``event`` makes events of: phases of the host, mostly all, need none."""
         known, phases, outermost = self._host_phases, self._phases, self._outermost
         for record in records:
             what, start, duration, _, _ = record
             name = known.get(what)
-            if name is not None:
-                # As ``_host_phase`` has it, without the call: seven of nine records come here.
-                exclusive = duration
-                while outermost and outermost[-1][0] >= start:
-                    exclusive -= outermost.pop()[1]
-                outermost.append((start, duration))
-                phases.append((start, duration, name, exclusive if exclusive > 0 else 0))
-            elif (found := event(record)) is not None:
-                takers.get(found[0], self._interval)(found)
-                phases, outermost = self._phases, self._outermost
-                if found[0] == PHASE and not found[1] & GPU_TIME and found[2] in self._seen:
-                    known[what] = found[2]
+            if name is None:
+                found = event(record)
+                if found is None or (name := self._other(found)) is None:
+                    phases, outermost = self._phases, self._outermost
+                    continue
+                known[what] = name
+            exclusive = duration
+            # Inner phases end, and are written, before the one around them.
+            while outermost and outermost[-1][0] >= start:
+                exclusive -= outermost.pop()[1]
+            outermost.append((start, duration))
+            phases.append((start, duration, name, exclusive if exclusive > 0 else 0))
 
     def broke(self) -> None:
         """Events were lost here: what was pending may lack its other half."""
@@ -499,27 +497,21 @@ class RowBuilder:
         self.steps, self._calls.rows, self.intervals = [], Calls(), []
         return rows
 
-    def _interval(self, event: Event) -> None:
-        self.intervals.append(IntervalRow(event.name, event.start_ns, event.duration_ns, float(event.value)))
-
-    def _phase(self, event: Event) -> None:
-        _, flags, name, start, duration, seq, _, _, _ = event
-        amount = flags & GPU_TIME or (name not in self._seen and is_amount(name))
-        if seq and amount:
-            self._gpu_time(event)
-        elif amount:
-            self._phases.append((start, duration, name, duration))
-        else:
+    def _other(self, event: Event) -> str | None:
+        """Take an event, unless it is a phase of the host: then its name."""
+        kind, flags, name, start, duration, seq, _, _, value = event
+        if kind == ring.STEP:
+            self._step(event)
+        elif kind != ring.PHASE:
+            self.intervals.append(IntervalRow(name, start, duration, float(value)))
+        elif not flags & ring.GPU_TIME and (name in self._seen or not is_amount(name)):
             self._seen[name] = None
-            self._host_phase(start, duration, name)
-
-    def _host_phase(self, start: int, duration: int, name: str) -> None:
-        exclusive, outermost = duration, self._outermost
-        # Inner phases end, and are written, before the one around them.
-        while outermost and outermost[-1][0] >= start:
-            exclusive -= outermost.pop()[1]
-        outermost.append((start, duration))
-        self._phases.append((start, duration, name, exclusive if exclusive > 0 else 0))
+            return name
+        elif seq:
+            self._gpu_time(event)
+        else:
+            self._phases.append((start, duration, name, duration))
+        return None
 
     def _bound(self) -> None:
         """Keep only the latest phases of a loop that marks no step."""

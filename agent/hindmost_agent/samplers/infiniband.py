@@ -28,83 +28,74 @@ CNP_IGNORED = _of("cnp_ignored", "Congestion notifications not obeyed.")
 OUT_OF_SEQUENCE = _of("out_of_sequence", "Packets received out of sequence.")
 SEQUENCE_ERRORS = _of("sequence_errors", "Sequence errors answered with a NAK.")
 OUT_OF_BUFFER = _of("out_of_buffer", "Packets dropped because no receive buffer was free.")
-#: File below a port to metric and the size of its unit (data counters count 4-byte words). Of two files of one metric
-#: the first that is a counter is read: EFA (``tx_bytes``), Broadcom (``to_retransmits``), Intel (``cnpSent``) and
-#: Omni-Path (``RcResend``) count under names of their own, and have ``counters`` that say nothing, or none at all.
-#: ``counters_ext`` is of old kernels, whose ``counters`` have 32 bits.
-COUNTERS: dict[str, tuple[Metric, float]] = {
-    "counters_ext/port_xmit_data_64": (TRANSMITTED, 4.0),
-    "counters_ext/port_rcv_data_64": (RECEIVED, 4.0),
-    "counters_ext/port_xmit_packets_64": (TRANSMITTED_PACKETS, 1.0),
-    "counters_ext/port_rcv_packets_64": (RECEIVED_PACKETS, 1.0),
-    "counters/port_xmit_data": (TRANSMITTED, 4.0),
-    "counters/port_rcv_data": (RECEIVED, 4.0),
-    "counters/port_xmit_packets": (TRANSMITTED_PACKETS, 1.0),
-    "counters/port_rcv_packets": (RECEIVED_PACKETS, 1.0),
-    "hw_counters/tx_bytes": (TRANSMITTED, 1.0),
-    "hw_counters/rx_bytes": (RECEIVED, 1.0),
-    "hw_counters/tx_pkts": (TRANSMITTED_PACKETS, 1.0),
-    "hw_counters/rx_pkts": (RECEIVED_PACKETS, 1.0),
-    "hw_counters/rx_drops": (DROPPED, 1.0),
-    "hw_counters/rx_roce_discards": (DROPPED, 1.0),
-    "hw_counters/retrans_pkts": (RESENT, 1.0),
-    "hw_counters/RcResend": (RESENT, 1.0),
-    "hw_counters/retrans_timeout_events": (TIMEOUTS, 1.0),
-    "hw_counters/RcTimeOut": (TIMEOUTS, 1.0),
-    "hw_counters/to_retransmits": (TIMEOUTS, 1.0),
-    "hw_counters/unresponsive_remote_events": (_of("unresponsive_peers", "Times a peer did not answer (EFA)."), 1.0),
-    "hw_counters/impaired_remote_conn_events": (
-        _of("impaired_connections", "Times a connection's rate was limited because it was impaired (EFA)."),
-        1.0,
+#: File below a port to metric. Of two files of one metric the first that is a counter is read: EFA (``tx_bytes``),
+#: Broadcom (``to_retransmits``), Intel (``cnpSent``) and Omni-Path (``RcResend``) count under names of their own, and
+#: have ``counters`` that say nothing, or none at all. ``counters_ext`` is of old kernels, whose ``counters`` have 32
+#: bits.
+COUNTERS: dict[str, Metric] = {
+    "counters_ext/port_xmit_data_64": TRANSMITTED,
+    "counters_ext/port_rcv_data_64": RECEIVED,
+    "counters_ext/port_xmit_packets_64": TRANSMITTED_PACKETS,
+    "counters_ext/port_rcv_packets_64": RECEIVED_PACKETS,
+    "counters/port_xmit_data": TRANSMITTED,
+    "counters/port_rcv_data": RECEIVED,
+    "counters/port_xmit_packets": TRANSMITTED_PACKETS,
+    "counters/port_rcv_packets": RECEIVED_PACKETS,
+    "hw_counters/tx_bytes": TRANSMITTED,
+    "hw_counters/rx_bytes": RECEIVED,
+    "hw_counters/tx_pkts": TRANSMITTED_PACKETS,
+    "hw_counters/rx_pkts": RECEIVED_PACKETS,
+    "hw_counters/rx_drops": DROPPED,
+    "hw_counters/rx_roce_discards": DROPPED,
+    "hw_counters/retrans_pkts": RESENT,
+    "hw_counters/RcResend": RESENT,
+    "hw_counters/retrans_timeout_events": TIMEOUTS,
+    "hw_counters/RcTimeOut": TIMEOUTS,
+    "hw_counters/to_retransmits": TIMEOUTS,
+    "hw_counters/unresponsive_remote_events": _of("unresponsive_peers", "Times a peer did not answer (EFA)."),
+    "hw_counters/impaired_remote_conn_events": _of(
+        "impaired_connections", "Times a connection's rate was limited because it was impaired (EFA)."
     ),
-    "counters/port_xmit_wait": (
-        _of("transmit_wait_ticks", "Ticks in which data waited for credits; missing once the counter is full."),
-        1.0,
+    "counters/port_xmit_wait": _of(
+        "transmit_wait_ticks", "Ticks in which data waited for credits; missing once the counter is full."
     ),
-    "counters/port_xmit_discards": (
-        _of("transmit_discards", "Packets not sent: port down or congested; often stops at 65,535."),
-        1.0,
+    "counters/port_xmit_discards": _of(
+        "transmit_discards", "Packets not sent: port down or congested; often stops at 65,535."
     ),
-    "counters/port_rcv_errors": (_of("receive_errors", "Packets received with an error; often stops at 65,535."), 1.0),
-    "counters/symbol_error": (_of("symbol_errors", "Symbol errors on the wire; often stops at 65,535."), 1.0),
-    "counters/link_downed": (_of("link_downed", "Times the link went down; often stops at 255."), 1.0),
-    "counters/link_error_recovery": (
-        _of("link_recoveries", "Times the link recovered from an error; often stops at 255."),
-        1.0,
+    "counters/port_rcv_errors": _of("receive_errors", "Packets received with an error; often stops at 65,535."),
+    "counters/symbol_error": _of("symbol_errors", "Symbol errors on the wire; often stops at 65,535."),
+    "counters/link_downed": _of("link_downed", "Times the link went down; often stops at 255."),
+    "counters/link_error_recovery": _of(
+        "link_recoveries", "Times the link recovered from an error; often stops at 255."
     ),
-    "counters/local_link_integrity_errors": (
-        _of("integrity_errors", "Local link integrity errors; often stops at 15."),
-        1.0,
+    "counters/local_link_integrity_errors": _of("integrity_errors", "Local link integrity errors; often stops at 15."),
+    "hw_counters/np_ecn_marked_roce_packets": ECN_MARKED,
+    "hw_counters/RxECNMrkd": ECN_MARKED,
+    "hw_counters/rx_ecn_marked_pkts": ECN_MARKED,
+    "hw_counters/np_cnp_sent": CNP_SENT,
+    "hw_counters/cnpSent": CNP_SENT,
+    "hw_counters/tx_cnp_pkts": CNP_SENT,
+    "hw_counters/rp_cnp_handled": CNP_HANDLED,
+    "hw_counters/cnpHandled": CNP_HANDLED,
+    "hw_counters/rp_cnp_ignored": CNP_IGNORED,
+    "hw_counters/cnpIgnored": CNP_IGNORED,
+    "hw_counters/rx_icrc_encapsulated": _of("icrc_errors", "RoCE packets received with a wrong checksum."),
+    "counters/port_rcv_remote_physical_errors": _of(
+        "remote_physical_errors", "Packets received that were marked bad on their way; often stops at 65,535."
     ),
-    "hw_counters/np_ecn_marked_roce_packets": (ECN_MARKED, 1.0),
-    "hw_counters/RxECNMrkd": (ECN_MARKED, 1.0),
-    "hw_counters/rx_ecn_marked_pkts": (ECN_MARKED, 1.0),
-    "hw_counters/np_cnp_sent": (CNP_SENT, 1.0),
-    "hw_counters/cnpSent": (CNP_SENT, 1.0),
-    "hw_counters/tx_cnp_pkts": (CNP_SENT, 1.0),
-    "hw_counters/rp_cnp_handled": (CNP_HANDLED, 1.0),
-    "hw_counters/cnpHandled": (CNP_HANDLED, 1.0),
-    "hw_counters/rp_cnp_ignored": (CNP_IGNORED, 1.0),
-    "hw_counters/cnpIgnored": (CNP_IGNORED, 1.0),
-    "hw_counters/rx_icrc_encapsulated": (_of("icrc_errors", "RoCE packets received with a wrong checksum."), 1.0),
-    "counters/port_rcv_remote_physical_errors": (
-        _of("remote_physical_errors", "Packets received that were marked bad on their way; often stops at 65,535."),
-        1.0,
+    "counters/excessive_buffer_overrun_errors": _of(
+        "buffer_overruns", "Overruns of the receive buffer; often stops at 15."
     ),
-    "counters/excessive_buffer_overrun_errors": (
-        _of("buffer_overruns", "Overruns of the receive buffer; often stops at 15."),
-        1.0,
-    ),
-    "hw_counters/out_of_sequence": (OUT_OF_SEQUENCE, 1.0),
-    "hw_counters/oos_drop_count": (OUT_OF_SEQUENCE, 1.0),
-    "hw_counters/packet_seq_err": (SEQUENCE_ERRORS, 1.0),
-    "hw_counters/seq_err_naks_rcvd": (SEQUENCE_ERRORS, 1.0),
-    "hw_counters/RcSeqNak": (SEQUENCE_ERRORS, 1.0),
-    "hw_counters/local_ack_timeout_err": (_of("ack_timeouts", "Acknowledgements that did not come in time."), 1.0),
-    "hw_counters/out_of_buffer": (OUT_OF_BUFFER, 1.0),
-    "hw_counters/rx_out_of_buffer": (OUT_OF_BUFFER, 1.0),
-    "hw_counters/rnr_nak_retry_err": (_of("rnr_retry_errors", "Sends given up because the peer was not ready."), 1.0),
-    "hw_counters/roce_adp_retrans": (_of("adaptive_retransmissions", "Adaptive retransmissions of RoCE."), 1.0),
+    "hw_counters/out_of_sequence": OUT_OF_SEQUENCE,
+    "hw_counters/oos_drop_count": OUT_OF_SEQUENCE,
+    "hw_counters/packet_seq_err": SEQUENCE_ERRORS,
+    "hw_counters/seq_err_naks_rcvd": SEQUENCE_ERRORS,
+    "hw_counters/RcSeqNak": SEQUENCE_ERRORS,
+    "hw_counters/local_ack_timeout_err": _of("ack_timeouts", "Acknowledgements that did not come in time."),
+    "hw_counters/out_of_buffer": OUT_OF_BUFFER,
+    "hw_counters/rx_out_of_buffer": OUT_OF_BUFFER,
+    "hw_counters/rnr_nak_retry_err": _of("rnr_retry_errors", "Sends given up because the peer was not ready."),
+    "hw_counters/roce_adp_retrans": _of("adaptive_retransmissions", "Adaptive retransmissions of RoCE."),
 }
 #: Counters that InfiniBand defines with 32 bits (an adapter may give the first four with 64). A full one stands still:
 #: a port that carries 10 GB/s would look idle.
@@ -127,7 +118,7 @@ class Infiniband(NumberFiles):
     asks_driver = ADAPTER  # while its firmware does not answer, a read of its counters takes a minute, or for ever
     period = 5.0
     source = "/sys/class/infiniband"
-    metrics = (*dict.fromkeys(metric for metric, _ in COUNTERS.values()), ACTIVE, UP, RATE, INFO)
+    metrics = (*dict.fromkeys(COUNTERS.values()), ACTIVE, UP, RATE, INFO)
 
     def __init__(self, host: Host) -> None:
         super().__init__(host)
@@ -140,10 +131,11 @@ class Infiniband(NumberFiles):
             raise Absent("no RDMA adapter")
         for port in self._ports:
             known = set()
-            for name, (metric, unit) in COUNTERS.items():
+            for name, metric in COUNTERS.items():
                 if metric not in known and _counts(port.folder / name):
                     known.add(metric)
                     full = FULL if name in NARROW else None
+                    unit = 4.0 if "_data" in name else 1.0  # these count words of 4 bytes
                     yield NumberFile(series(metric, *port.labels), port.folder / name, unit, full=full)
 
     def sample(self) -> list[float]:
