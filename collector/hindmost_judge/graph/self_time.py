@@ -74,9 +74,7 @@ def paced_by_hosts(timeline: Timeline, lanes: Lanes) -> bool:
         return False  # what it needs from one launch to the next is known, and better than in phases
     if launches or (lanes.wait is not None and lanes.wait.lag == 0):
         soon = max(_PROMPT * step, 0.0 if launches else timeline.clock)
-        if (
-            not timeline.gathers
-        ):  # gathers are launched all along; else a GPU catches up while its host launches nothing
+        if not timeline.gathers:  # these are launched all along; else a GPU catches up while its host launches nothing
             idle = lanes.least[timeline.launched + 1 :].sum(axis=0) + lanes.least[0] - lanes.transfer
             soon = max(soon, float(np.median(idle[last, steps])))
         return worked >= _HOST_SHARE * step and lead <= soon

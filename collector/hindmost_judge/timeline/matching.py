@@ -373,6 +373,8 @@ def _followers(start: Floats) -> tuple[list[list[int]], Ints]:
 
 #: Sister communicators make at most this many times as many calls as each other.
 _ABOUT = 2.0
+#: Most pairs of classes compared to find sisters of different spacing: all pairs of 90.
+MOST_PAIRS = 1 << 13
 
 
 @dataclass(eq=False)
@@ -440,7 +442,9 @@ def _alike(members: dict[int, list[int]], comm: Ints, op: Ints, size: Array) -> 
 def _joined_classes(found: list[CommunicatorClass], ranks: int) -> list[CommunicatorClass]:
     """With those in one class that only together have every rank, the most alike first."""
     left, taken = [one for one in found if len(one.ranks) < ranks], set[int]()
-    while left:
+    tries = MOST_PAIRS // max(len(left), 1) if len({rank for one in left for rank in one.ranks}) == ranks else 0
+    while left and tries:
+        tries -= 1
         one = left.pop(0)
         have, sisters = {*one.ranks}, []
         alike = [(likeness, other) for other in left if (likeness := one.likeness(other)) > 0]

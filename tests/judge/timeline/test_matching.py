@@ -106,6 +106,19 @@ def test_many_groups_of_unlike_spacing_are_one_class() -> None:
     assert len(classes([*scattered, ((1024,), REDUCE, 8, 1)])) == 129
 
 
+def test_looking_for_sisters_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Random groups have every rank, and hardly any of them share none: all pairs would be 180,000."""
+    compared: list[int] = []
+    likeness = matching.CommunicatorClass.likeness
+    monkeypatch.setattr(
+        matching.CommunicatorClass, "likeness", lambda one, other: compared.append(1) or likeness(one, other)
+    )
+    random = np.random.default_rng(1)
+    chosen = [random.choice(512, 8, replace=False) for _ in range(600)]
+    classes([(tuple(sorted(members.tolist())), REDUCE, 8, 1) for members in chosen])
+    assert 0 < len(compared) <= matching.MOST_PAIRS
+
+
 def test_every_rank_runs_its_collectives_in_its_order() -> None:
     """Columns 0 and 2 are of all, 1 of the first two ranks only, who are ahead: by the medians it came last."""
     start = np.array([[0.0, 50, 60], [0, 50, 60], [0, np.nan, 10], [0, np.nan, 10], [0, np.nan, 10]])
