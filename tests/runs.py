@@ -1,10 +1,11 @@
 """Runs that tests make of arrays, and the blocks that the judge builds of a run."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from hindmost_collector.recordings.tables import concatenate, table
+from hindmost_collector.recordings.tables import concatenate, select, table
 from hindmost_judge.blocks import Blocks
 from hindmost_judge.judge import judge
 from hindmost_judge.model import GPU_TIME, Job, Run, Table
@@ -25,6 +26,25 @@ def blocks_of(run: Run) -> Blocks:
 def only_verdict(run: Run) -> Verdict:
     (verdict,) = judge(run).verdicts
     return verdict
+
+
+def named(run: Run) -> list[tuple[str, tuple[int, ...], str | None]]:
+    return [(verdict.kind, verdict.ranks, verdict.cause) for verdict in judge(run).verdicts]
+
+
+def with_job(run: Run, **known: Any) -> Run:
+    """The run of which this is known of the job."""
+    return replace(run, job=replace(run.job, **known))
+
+
+def with_rows(run: Run, **more: Table) -> Run:
+    """The run with these further rows of tables."""
+    return replace(run, **{name: concatenate(name, [run.tables()[name], rows]) for name, rows in more.items()})
+
+
+def only(run: Run, **kept: Any) -> Run:
+    """The run with the rows of tables that these masks, or positions, keep."""
+    return replace(run, **{name: select(run.tables()[name], rows) for name, rows in kept.items()})
 
 
 def made(

@@ -1,6 +1,6 @@
 """Small made runs for scenarios: arrays straight into a ``Run``; and a run in another form, as ranks renamed."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -193,10 +193,28 @@ def exchanges(load: Load, begin: np.ndarray[Any, Any], waits: np.ndarray[Any, An
     return [*found, rows_of("collectives", op="wait", peer=-1, start_ns=at, duration_ns=wait, **call)]
 
 
-def metrics(samples: list[tuple[str, str, int, float]]) -> Table:
+def metrics(samples: Sequence[tuple[str, str, float, float]]) -> Table:
     """What the agent of these ranks' node reads: name, labels, second and value each."""
     name, labels, second, value = zip(*samples, strict=True)
     return table("metrics", node="node0", name=name, labels=labels, time_ns=np.array(second) * 10**9, value=value)
+
+
+def counters(name: str, rates: Mapping[int, float], seconds: Iterable[float]) -> list[tuple[str, str, int, float]]:
+    """Samples of a counter of ranks' processes that rises by these rates a second, each as often."""
+    name, ticks = f"hindmost_process_{name}_total", list(seconds)
+    return [
+        (name, f'{{"job": "made", "rank": "{rank}"}}', tick, rate * tick)
+        for rank, rate in rates.items()
+        for tick in ticks
+    ]
+
+
+def held_up(run: Run, longer_ms: Any) -> Run:
+    """The run whose all-reduces take so many ms [S] longer, on all ranks; what follows comes as much later."""
+    calls, longer = run.collectives, (np.asarray(longer_ms) * 1e6).astype(np.int64)
+    later, seq = np.cumsum(longer) - longer, calls["seq"]
+    moved = {"start_ns": calls["start_ns"] + later[seq], "duration_ns": calls["duration_ns"] + longer[seq]}
+    return replace(run, collectives=calls | moved)
 
 
 def hang(load: Load, missing: list[int], op: str = "all_reduce", other: str | None = None, waited: float = 30.0) -> Run:

@@ -11,45 +11,25 @@ from hindmost_judge.causes.cpu_wait import cpus, delay_in_collectives, oversubsc
 from hindmost_judge.causes.loading import shares
 from hindmost_judge.judge import judge
 from hindmost_judge.model import UNMEASURED, Run
-from hindmost_judge.settings import DEFAULT
-from hindmost_judge.timeline import build_blocks
 from hindmost_judge.types import Floats
 from hindmost_judge.verdict import advice
 from hindmost_judge.whatif.savings import StepTimeChange
 
-from tests.scenarios.loads import Load, make, metrics, own_times
+from tests.runs import blocks_of, only
+from tests.scenarios.loads import Load, counters, held_up, make, metrics, own_times
 
 STEPS, STOPPED_MS = 240, 70.0
 
 
 def throttled(counted: bool) -> Run:
-    """Rank 1 is stopped for 70 ms in every twelfth step before the all-reduce, and in every eighth inside of it."""
+    """Rank 1 is stopped for 70 ms in every twelfth step before the all-reduce, and in every eighth inside of it. What
+    an agent ``counted`` once a second is that it waits for a CPU meanwhile."""
     run = make(Load(ranks=3, steps=STEPS, faults=[{"rank": 1, "blocked": STOPPED_MS, "every": 12}]))
-    calls = run.collectives
-    inside = np.arange(STEPS) % 8 == 5
-    longer = np.rint(STOPPED_MS * 1e6 * inside).astype(np.int64)
-    before = np.concatenate([[0], np.cumsum(longer)[:-1]])
-    moved = {
-        "start_ns": calls["start_ns"] + np.tile(before, 3),
-        "duration_ns": calls["duration_ns"] + np.tile(longer, 3),
-    }
-    run = replace(run, collectives=calls | moved)
-    return replace(run, metrics=_run_queues(run)) if counted else run
-
-
-def _run_queues(run: Run) -> dict[str, np.ndarray[tuple[int], np.dtype[np.generic]]]:
-    """What an agent reads of the ranks once a second: rank 1 waits for a CPU whenever it is stopped."""
-    until = int(run.collectives["start_ns"].max())
-    ticks = np.arange(0, until + 10**9, 10**9)
-    stopped = np.interp(ticks, [0, until], [0.0, STOPPED_MS / 1e3 * (STEPS / 12 + STEPS / 8)])
-    values = [np.zeros(len(ticks)), stopped, np.zeros(len(ticks))]
-    return {
-        "node": np.full(3 * len(ticks), "node0"),
-        "name": np.full(3 * len(ticks), "hindmost_process_runqueue_seconds_total"),
-        "labels": np.repeat([f'{{"job": "made", "rank": "{rank}"}}' for rank in range(3)], len(ticks)),
-        "time_ns": np.tile(ticks, 3),
-        "value": np.concatenate(values),
-    }
+    run = held_up(run, STOPPED_MS * (np.arange(STEPS) % 8 == 5))
+    seconds = int(run.collectives["start_ns"].max()) / 1e9
+    queued = STOPPED_MS / 1e3 * (STEPS / 12 + STEPS / 8) / seconds
+    samples = counters("runqueue_seconds", {0: 0.0, 1: queued, 2: 0.0}, range(int(seconds) + 1))
+    return replace(run, metrics=metrics(samples)) if counted else run
 
 
 def test_transfers_that_a_rank_without_cpus_holds_up_are_part_of_its_cost() -> None:
@@ -184,19 +164,14 @@ def test_a_rank_without_calls_in_a_step_shows_no_cpu_time() -> None:
     run = make(Load(ranks=4, steps=60, compute=20.0))
     calls = run.collectives
     lost = (calls["rank"] == 1) & (calls["seq"] >= 30) & (calls["seq"] < 34)
-    found = build_blocks.build(
-        replace(run, collectives={name: column[~lost] for name, column in calls.items()}), DEFAULT
-    )
-    assert found is not None
+    found = blocks_of(only(run, collectives=~lost))
     shown = np.isnan(found.parts["self_cpu"][1])
     assert found.steps[shown].tolist() == [30, 31, 32, 33]
 
 
 def test_cpu_time_that_was_not_read_is_not_guessed() -> None:
     """What a rank computed in its other gaps is the least that it computed in the step."""
-    whole, part = (build_blocks.build(paused_in_turn(gap), DEFAULT) for gap in (None, 2))
-    assert whole is not None
-    assert part is not None
+    whole, part = (blocks_of(paused_in_turn(gap)) for gap in (None, 2))
     known = ~np.isnan(part.parts["self_cpu"])
     assert known.any()
     assert (part.parts["self_cpu"] <= whole.parts["self_cpu"])[known].all()

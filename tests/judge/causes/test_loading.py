@@ -1,12 +1,12 @@
 """Slow input: of storage, of workers, hidden in part or in full."""
 
-import dataclasses
 import json
 import re
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from hindmost_collector.recordings.tables import select
 from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_judge.causes import loading
 from hindmost_judge.causes.loading import input_share
@@ -15,7 +15,7 @@ from hindmost_judge.model import Run
 from hindmost_judge.verdict.schema import Report
 
 from tests.judge.buckets import BUCKETS, RANKS, STEPS, run
-from tests.runs import blocks_of, only_verdict
+from tests.runs import blocks_of, only_verdict, with_rows
 from tests.scenarios.loads import Load, make, metrics
 
 
@@ -114,8 +114,7 @@ def test_a_job_whose_workers_lack_cpus_is_not_limited_by_input() -> None:
         for rank in range(4):
             one = sampled(run, workers=2, rank=rank, cpu=0.1, queued=queued).metrics
             mine = [f'"rank": "{rank}"' in label for label in one["labels"].tolist()]
-            parts = {name: values[mine] for name, values in one.items()}
-            made = replace(made, metrics={name: np.concatenate([made.metrics[name], parts[name]]) for name in parts})
+            made = with_rows(made, metrics=select(one, np.array(mine)))
         found = judge(made).verdicts[0]
         kinds.append(found.kind)
         said = said or next((line for line in found.evidence[:1] if "waiting for a CPU" in line), "")
@@ -186,7 +185,7 @@ def fetching(ms: dict[int, float], *faults: Fault) -> Run:
     run = simulate(Scenario(4, 80, run_ahead=2, faults=faults)).run
     longer = np.array([ms.get(rank, 0.0) * 1e6 for rank in run.steps["rank"].tolist()]).astype(np.int64)
     steps = {**run.steps, "input_ns": run.steps["input_ns"] + longer}
-    return dataclasses.replace(run, steps=steps)
+    return replace(run, steps=steps)
 
 
 def reported(report: Report) -> list[str]:
@@ -246,7 +245,7 @@ def fetching_slowly(
     delays[2, often - 1 :: often, 0] = input_ms * 1e6
     job, took = run(delays, timed=True)
     waits = np.where(job.steps["rank"] == 2, input_ms * 1e6, 1e5).astype(np.int64)
-    return dataclasses.replace(job, steps={**job.steps, part: waits}), (took - calm) / steps / 1e6
+    return replace(job, steps={**job.steps, part: waits}), (took - calm) / steps / 1e6
 
 
 def of_input(report: Report) -> list[str]:
@@ -270,7 +269,7 @@ def test_stalls_that_the_input_is_too_short_for_are_not_repaired_with_it() -> No
     extra = np.zeros((RANKS, STEPS, BUCKETS))
     extra[2, :, 0] = 3e6
     extra[2, 7::8, 0] += 10e6
-    stalled = dataclasses.replace(job, collectives=run(extra)[0].collectives)
+    stalled = replace(job, collectives=run(extra)[0].collectives)
     (verdict,) = [one for one in judge(stalled).verdicts if one.cause == "input"]
     assert verdict.cost_ms_per_step == pytest.approx(3.0, rel=0.1)
 

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from hindmost_collector.ingest.chunk import from_rows
 from hindmost_collector.report.verdict_lines import of_verdict, with_rendered
-from hindmost_judge.encoding import joined
 from hindmost_judge.judge import judge
 from hindmost_judge.model import Run
 from hindmost_judge.verdict.schema import Verdict
 
-from tests.scenarios.loads import Load, hang, make, standing
+from tests.runs import with_job, with_rows
+from tests.scenarios.loads import Load, hang, held_up, make, metrics, standing
 
 SECOND = 10**9
 #: When the others begin to wait in ``hang``, s.
@@ -24,26 +24,17 @@ FOUR = Load(ranks=4, steps=40)
 def sampled(run: Run, stopped: dict[int, Iterable[float]], times: Iterable[float]) -> Run:
     """The run with the state of every rank at these times, s of the job clock: who was stopped at which of them."""
     rows = [
-        (
-            "node0",
-            "hindmost_process_stopped",
-            f'{{"job": "made", "rank": "{rank}"}}',
-            time,
-            time in stopped.get(rank, ()),
-        )
+        ("hindmost_process_stopped", f'{{"job": "made", "rank": "{rank}"}}', time, float(time in stopped.get(rank, ())))
         for rank in run.ranks["rank"].tolist()
         for time in times
     ]
-    node, name, labels, time, value = (np.array(column) for column in zip(*rows, strict=True))
-    table = {"node": node, "name": name, "labels": labels, "time_ns": (time * SECOND).astype(np.int64)}
-    table["value"] = value.astype(np.float64)
-    return replace(run, metrics={name: joined([run.metrics[name], new]) for name, new in table.items()})
+    return with_rows(run, metrics=metrics(rows))
 
 
 def hung(ranks: tuple[int, ...], seconds: range, missing: tuple[int, ...] = (2,), **job: Any) -> Verdict:
     """The verdict on a job that waits for 30 s, with ranks stopped at these samples."""
     run = hang(FOUR, list(missing))
-    run = replace(run, ranks={**run.ranks, "pid": np.arange(100, 104)}, job=replace(run.job, **job))
+    run = with_job(replace(run, ranks={**run.ranks, "pid": np.arange(100, 104)}), **job)
     return judge(sampled(run, dict.fromkeys(ranks, seconds), range(WAIT - 20, WAIT + 31))).verdicts[0]
 
 
@@ -80,7 +71,7 @@ def test_ranks_that_wait_for_a_stopped_one_in_a_circle_are_no_deadlock(at_work: 
     run = standing((0, "send", 1, True), (1, "send", 0, True), (2, "recv", 0, False), in_collective=(3,))
     began = int(run.in_flight["start_ns"][0]) / SECOND
     times = [began + second for second in range(-5, 31)]
-    run = replace(run, job=replace(run.job, ended_ns=None if at_work else int(times[-1] * SECOND)))
+    run = with_job(run, ended_ns=None if at_work else int(times[-1] * SECOND))
     (verdict, *_) = judge(sampled(run, {1: times[6:]}, times)).verdicts
     assert (verdict.kind, verdict.cause, verdict.ranks, verdict.victims) == ("hang", "stopped", (1,), (0, 2, 3))
     assert verdict.evidence[0].startswith(
@@ -140,7 +131,7 @@ def paused(stopped: bool, cpus: int = 0, at: Iterable[float] = range(21)) -> Run
     run = make(Load(ranks=3, steps=60, noise=0.0, compute=9.7, faults=[fault], cpus=cpus))
     began = int((run.collectives["start_ns"] - run.collectives["self_ns"]).min())
     ended = int(run.collectives["start_ns"].max())
-    run = replace(run, job=replace(run.job, started_ns=began, ended_ns=ended), ranks=run.ranks | {"pid": np.arange(3)})
+    run = with_job(replace(run, ranks=run.ranks | {"pid": np.arange(3)}), started_ns=began, ended_ns=ended)
     stacks = from_rows("stacks", [(1, began + 5 * SECOND, "Thread 1\n    work (train.py:4)\n")])
     times = [began / SECOND + second for second in at]
     return sampled(replace(run, stacks=stacks), {1: times[1:-1] if stopped else ()}, times)
@@ -247,15 +238,11 @@ def test_one_sample_in_a_stall_that_recurs_shows_a_stop(step: int, cause: str) -
 
 def test_stops_inside_a_collective_count_beside_those_before_one() -> None:
     """All ranks leave such a collective late and alike; with the rank's other stops, samples say whose it was."""
-    before, inside, lasted = (40, 80, 120, 160), (60, 100), SECOND // 2
+    before, inside = (40, 80, 120, 160), (60, 100)
     faults = [{"rank": 1, "blocked": 500.0, "from": at, "until": at + 1} for at in before]
     run = make(Load(ranks=2, steps=200, compute=20.0, faults=faults))
-    calls = run.collectives
-    longer = lasted * np.isin(calls["seq"], inside)
-    later = lasted * (calls["seq"][:, None] > inside).sum(axis=1)
-    moved = {"start_ns": calls["start_ns"] + later, "duration_ns": calls["duration_ns"] + longer}
-    run = replace(run, collectives=calls | moved)
-    arrived = moved["start_ns"][calls["rank"] == 1] / SECOND
+    run = held_up(run, 500.0 * np.isin(np.arange(200), inside))
+    arrived = run.collectives["start_ns"][run.collectives["rank"] == 1] / SECOND
     middles = [*(arrived[[*before]] - 0.25).tolist(), *(arrived[[*inside]] + 0.25).tolist()]
     verdict = judge(sampled(run, {1: middles}, sorted([*middles, *arrived[::20].tolist()]))).verdicts[0]
     assert (verdict.kind, verdict.ranks, verdict.cause) == ("intermittent", (1,), "stopped")

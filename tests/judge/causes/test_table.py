@@ -5,14 +5,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hindmost_collector.recordings.tables import table
 from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_judge.causes.table import with_gpu_idle
 from hindmost_judge.judge import judge
 from hindmost_judge.model import Run
 from hindmost_judge.verdict.schema import Verdict
 
-from tests.runs import made, only_verdict, rows_of
-from tests.scenarios.loads import metrics
+from tests.runs import made, only, only_verdict, rows_of, with_rows
+from tests.scenarios.loads import counters, metrics
 
 
 def slow(cause: str, **more: int) -> Run:
@@ -41,8 +42,7 @@ def test_idle_gpus_before_and_after_training_say_nothing_of_it() -> None:
     idle = outside["name"] == "hindmost_gpu_sm_clock_hertz"
     outside["value"] = np.where(idle, 1.98e9, outside["value"])
     outside["time_ns"] = outside["time_ns"] - np.repeat(np.arange(9), len(run.metrics["name"])) * 10**12 - 10**12
-    both = {name: np.concatenate([column, run.metrics[name]]) for name, column in outside.items()}
-    assert the(replace(run, metrics=both)).cause == "gpu_throttle"
+    assert the(with_rows(run, metrics=outside)).cause == "gpu_throttle"
 
 
 def test_a_lower_clock_for_the_same_reason_as_all_is_no_throttling() -> None:
@@ -81,17 +81,16 @@ def test_a_rank_that_does_not_know_its_gpu_was_seen_on_it() -> None:
     unknown = run.ranks | {"gpu_uuid": np.full(len(known), "")}
     assert the(replace(run, ranks=unknown)).cause == "compute"
     seen = [f'{{"gpu_uuid": "{gpu}", "job": "simulated-11", "rank": "{rank}"}}' for rank, gpu in enumerate(known)]
-    more = {"name": np.full(8, "hindmost_gpu_rank_info"), "labels": np.array(seen), "value": np.ones(8)}
-    more |= {"node": np.full(8, "node0000"), "time_ns": run.metrics["time_ns"][:8]}
-    metrics = {name: np.concatenate([column, more[name]]) for name, column in run.metrics.items()}
-    assert the(replace(run, ranks=unknown, metrics=metrics)).cause == "gpu_throttle"
+    when = run.metrics["time_ns"][:8]
+    more = table("metrics", node="node0000", name="hindmost_gpu_rank_info", labels=seen, time_ns=when, value=1.0)
+    assert the(with_rows(replace(run, ranks=unknown), metrics=more)).cause == "gpu_throttle"
 
 
 def test_a_gpu_that_is_slow_in_everything_may_be_shared_unnoticed() -> None:
     """Where owners of a GPU's memory were not recorded, no rank's code is blamed for what slows all work."""
     run = slow("gpu_contention")
     kept = np.char.find(run.metrics["name"], "memory") < 0
-    verdict = the(replace(run, metrics={name: column[kept] for name, column in run.metrics.items()}))
+    verdict = the(only(run, metrics=kept))
     assert (verdict.cause, verdict.partial) == ("unknown", "compute")
 
 
@@ -144,7 +143,7 @@ def recorded(*faults: Fault, gpus_per_node: int = 8) -> Run:
 def without(run: Run, name: str, holding: str = "") -> Run:
     """The same job, without samples of this metric."""
     keep = (run.metrics["name"] != name) | (np.char.find(run.metrics["labels"], holding) < 0)
-    return replace(run, metrics={column: values[keep] for column, values in run.metrics.items()})
+    return only(run, metrics=keep)
 
 
 def test_without_the_kernel_s_count_files_are_not_named() -> None:
@@ -210,13 +209,8 @@ def computes(rank_1: Any, *samples: tuple[str, float], read: bool = True) -> Run
     calls = rows_of(
         "collectives", op="all_reduce", step=-1, rank=np.arange(2)[:, None], comm=7, seq=steps, size=8, **times
     )
-    names = [f"hindmost_process_{name}_total" for name, _ in samples]
-    each = [
-        (name, f'{{"rank": "{rank}"}}', second, rank * second * rate)
-        for name, (_, rate) in zip(names, samples, strict=True)
-        for rank in range(2)
-        for second in range(int(begin[-1] / 1e3) + 2)
-    ]
+    seconds = range(int(begin[-1] / 1e3) + 2)
+    each = [row for name, rate in samples for row in counters(name, {0: 0.0, 1: rate}, seconds)]
     more = {"metrics": metrics(each)} if each else {}
     return made(2, collectives=[calls], who={"rank": np.arange(2), "node": "node0"}, more=more)
 
@@ -233,8 +227,7 @@ def test_parts_of_a_peer_that_were_not_read_add_up_to_its_self_time() -> None:
     run = computes(20.0, read=False)
     late = run.collectives["rank"] == 1
     parts = {f"{name}_ns": np.where(late, ms * 1_000_000, -1) for name, ms in (("cpu", 6), ("runqueue", 14))}
-    name = "hindmost_process_runqueue_seconds_total"
-    queue = metrics([(name, f'{{"rank": "{rank}"}}', at, 0.7 * at) for rank in range(2) for at in range(8)])
+    queue = metrics(counters("runqueue_seconds", {0: 0.7, 1: 0.7}, range(8)))
     (verdict,) = judge(replace(run, collectives={**run.collectives, **parts}, metrics=queue)).verdicts
     assert verdict.cause == "compute"
     assert verdict.evidence[0] == (
@@ -261,7 +254,6 @@ def test_longer_computing_may_be_many_small_reads(
     samples = ("system_seconds", kernel), ("read_calls", reads), ("read_characters", reads * size)
     run = computes(9.0, *samples)
     gauge = metrics([("hindmost_process_children", '{"rank": "1"}', second, children) for second in range(4)])
-    run = replace(run, metrics={name: np.append(column, gauge[name]) for name, column in run.metrics.items()})
-    (verdict,) = judge(run).verdicts
+    (verdict,) = judge(with_rows(run, metrics=gauge)).verdicts
     assert (verdict.ranks, verdict.cause) == ((1,), cause)
     assert (verdict.partial == "small_reads") == (cause == "io") == ("small files" in verdict.advice[0])

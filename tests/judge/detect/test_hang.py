@@ -10,9 +10,10 @@ from hindmost_collector.recordings import tables
 from hindmost_collector.report.verdict_lines import clock, of_verdict
 from hindmost_judge.detect.hang import steps_done, walk
 from hindmost_judge.judge import judge
-from hindmost_judge.model import COLLECTIVES, COMMUNICATORS, VANISHED, Run, empty
+from hindmost_judge.model import COLLECTIVES, VANISHED, Run, empty
 from hindmost_judge.verdict.schema import Verdict, WhichOperation
 
+from tests.runs import named, only, with_job, with_rows
 from tests.scenarios.loads import Load, hang, make
 
 FOUR = Load(ranks=4, steps=40)
@@ -25,18 +26,16 @@ def first(run: Run) -> Verdict:
 
 def also(run: Run, rank: int, op: str, seq: int) -> Run:
     """The run with one more finished collective of a rank, after all others."""
-    table = run.collectives
-    more = {name: column[-1:].copy() for name, column in table.items()}
+    more = only(run, collectives=[-1]).collectives
     more |= {"rank": np.array([rank], np.int32), "op": np.array([op]), "seq": np.array([seq])}
-    more["start_ns"] = table["start_ns"].max(keepdims=True) + SECOND
-    return replace(run, collectives={name: np.concatenate([table[name], more[name]]) for name in table})
+    more["start_ns"] = run.collectives["start_ns"].max(keepdims=True) + SECOND
+    return with_rows(run, collectives=more)
 
 
 def in_phase(run: Run, rank: int, name: str) -> Run:
-    table = run.in_flight
-    more = {key: column[-1:].copy() for key, column in table.items()}
+    more = only(run, in_flight=[-1]).in_flight
     more |= {"rank": np.array([rank], np.int32), "kind": np.array(["phase"]), "name": np.array([name])}
-    return replace(run, in_flight={key: np.concatenate([table[key], more[key]]) for key in table})
+    return with_rows(run, in_flight=more)
 
 
 def test_an_operation_that_only_the_odd_rank_finished_is_a_divergence() -> None:
@@ -66,14 +65,8 @@ def in_another_communicator(run: Run, rank: int, members: int) -> Run:
     """The run with the rank's open operation in a communicator of its own number, of so many members."""
     table = {name: column.copy() for name, column in run.in_flight.items()}
     table["comm"][table["rank"] == rank] = 8
-    group = empty(COMMUNICATORS) | {
-        "comm": np.array([8], np.uint64),
-        "rank": np.array([rank], np.int32),
-        "rank_in": np.array([0], np.int32),
-        "size": np.array([members], np.int32),
-        "name": np.array(["world"]),
-    }
-    return replace(run, in_flight=table, communicators=group, job=replace(run.job, world_size=4))
+    group = tables.table("communicators", comm=8, rank=[rank], rank_in=0, size=members, name="world")
+    return with_job(replace(run, in_flight=table, communicators=group), world_size=4)
 
 
 def test_who_waits_in_another_communicator_of_the_same_ranks_has_parted_from_them() -> None:
@@ -97,9 +90,8 @@ def test_each_of_three_groups_that_parted_is_named_with_what_it_is_in() -> None:
     run = in_another_communicator(hang(FOUR, [2], op="broadcast", other="all_gather"), 2, members=4)
     table = {name: column.copy() for name, column in run.in_flight.items()}
     table["name"][table["rank"] == 3], table["comm"][table["rank"] == 3] = "barrier", 9
-    group = {name: column.copy() for name, column in run.communicators.items()} | {"comm": np.array([9], np.uint64)}
-    group = {name: np.concatenate([run.communicators[name], column]) for name, column in group.items()}
-    verdict = first(replace(run, in_flight=table, communicators=group))
+    group = run.communicators | {"comm": np.array([9], np.uint64)}
+    verdict = first(with_rows(replace(run, in_flight=table), communicators=group))
     assert verdict.kind == "desync"
     assert verdict.evidence[0] == "rank 2 is in all_gather, rank 3 is in barrier, ranks 0 and 1 are in broadcast"
     assert verdict.advice == ("find the branch in the code that only some ranks took",)
@@ -114,14 +106,13 @@ def test_a_rank_that_writes_a_checkpoint_has_a_minute(waited: float, kind: str) 
 def test_a_job_that_ended_before_its_first_steps_hung() -> None:
     """No rank can come any more."""
     run = hang(Load(ranks=4, steps=2), [1])
-    ended = int(run.in_flight["observed_ns"].max()) + SECOND
-    verdict = first(replace(run, job=replace(run.job, exit_code=143, ended_ns=ended)))
+    verdict = first(with_job(run, exit_code=143, ended_ns=int(run.in_flight["observed_ns"].max()) + SECOND))
     assert (verdict.kind, verdict.ranks) == ("hang", (1,))
 
 
 def killed(run: Run, code: int, after_s: float) -> Run:
     ended = int((run.collectives["start_ns"] + run.collectives["duration_ns"]).max() + after_s * SECOND)
-    return replace(run, job=replace(run.job, exit_code=code, ended_ns=ended))
+    return with_job(run, exit_code=code, ended_ns=ended)
 
 
 @pytest.mark.parametrize(
@@ -137,15 +128,14 @@ def test_a_killed_job_hung_if_nothing_had_moved_before(code: int, after_s: float
 def test_being_killed_makes_no_hang_of_an_operation_just_entered() -> None:
     """Whatever was open when the signal came had been open for an instant."""
     run = hang(FOUR, [1], waited=0.5)
-    job = replace(run.job, exit_code=143, ended_ns=int(run.in_flight["observed_ns"].max()) + SECOND)
-    assert first(replace(run, job=job)).kind == "balanced"
+    over = with_job(run, exit_code=143, ended_ns=int(run.in_flight["observed_ns"].max()) + SECOND)
+    assert first(over).kind == "balanced"
 
 
 def test_what_was_open_until_the_job_was_killed_hung_until_then() -> None:
     """The last moment is not observed: the end of the job shows how long an operation was open."""
     run = hang(FOUR, [1], waited=1)
-    job = replace(run.job, exit_code=137, ended_ns=int(run.in_flight["start_ns"].max()) + 40 * SECOND)
-    verdict = first(replace(run, job=job))
+    verdict = first(with_job(run, exit_code=137, ended_ns=int(run.in_flight["start_ns"].max()) + 40 * SECOND))
     assert (verdict.kind, verdict.ranks) == ("hang", (1,))
     assert verdict.waited_s == pytest.approx(120.0)
 
@@ -153,20 +143,18 @@ def test_what_was_open_until_the_job_was_killed_hung_until_then() -> None:
 def test_a_stack_that_could_not_be_read_is_no_place_in_the_code() -> None:
     """The report says why there is none, and does not point to a file without one."""
     why = "no stack of process 1209: Failed to find a python interpreter in the .data section\n"
-    run = hang(FOUR, [3])
-    ended = replace(run, job=replace(run.job, ended_ns=1), stacks=from_rows("stacks", [(3, 1, why)]))
+    ended = with_job(replace(hang(FOUR, [3]), stacks=from_rows("stacks", [(3, 1, why)])), ended_ns=1)
     verdict = first(ended)
     unread = "rank 3 has no readable stack: Failed to find a python interpreter in the .data section"
     assert unread in verdict.evidence
     assert "stacks/3.txt" not in verdict.advice[0]
-    compiled = replace(ended, job=replace(ended.job, command="mpirun -np 4 ./solver"))
-    assert not any("stack" in line for line in first(compiled).evidence)
+    compiled = first(with_job(ended, command="mpirun -np 4 ./solver"))
+    assert not any("stack" in line for line in compiled.evidence)
 
 
 def test_a_stack_that_needs_py_spy_says_how_to_get_it() -> None:
     why = "no stack of process 1209: py-spy is not installed: pip install py-spy\n"
-    run = hang(FOUR, [3])
-    ended = replace(run, job=replace(run.job, ended_ns=1), stacks=from_rows("stacks", [(3, 1, why)]))
+    ended = with_job(replace(hang(FOUR, [3]), stacks=from_rows("stacks", [(3, 1, why)])), ended_ns=1)
     assert first(ended).advice[0] == "see what rank 3 printed last; its source line needs py-spy: `pip install py-spy`"
 
 
@@ -192,7 +180,7 @@ AT = 'Thread 1 (idle): "MainThread"\n    load (train.py:49)\n'
 def test_a_wait_is_as_long_as_the_job_let_it_be(over: dict[str, Any], cut_off: bool) -> None:
     """The end of a finished job bounds the wait, and the advice does not suggest attaching to it."""
     run = replace(hang(FOUR, [3]), stacks=from_rows("stacks", [(3, 1, AT)]))
-    verdict = first(replace(run, job=replace(run.job, **over)))
+    verdict = first(with_job(run, **over))
     assert verdict.evidence[0] == "3 ranks waited in all_reduce"
     assert verdict.waited_s == 90.0
     assert ("the wait is as long as the recording; a time-out may have ended it" in verdict.evidence) == cut_off
@@ -207,7 +195,7 @@ def waiting(*waits: float) -> Verdict:
     lasted = (np.array(waits) * SECOND).astype(np.int64)
     end = int(table["start_ns"].max() + lasted.max())
     run = replace(run, in_flight={**table, "start_ns": end - lasted, "observed_ns": np.full(3, end)})
-    return first(replace(run, job=replace(run.job, started_ns=1)))
+    return first(with_job(run, started_ns=1))
 
 
 def test_a_hang_costs_what_each_rank_has_waited_since_the_first_did() -> None:
@@ -325,9 +313,8 @@ def test_a_node_that_was_not_heard_of_since_is_unknown_and_not_missing() -> None
 def test_measurements_of_a_node_alone_say_nothing_of_its_ranks() -> None:
     """No state of ranks 3 and 4 was seen: what was measured of their nodes ended early, and clears them of nothing."""
     run = heard_of(hang(Load(ranks=6, steps=40), [3, 4]), *[9.0] * 6)
-    seen = {name: np.delete(column, [3, 4]) for name, column in run.rank_states.items()}
     early = tables.table("metrics", node=["n3", "n4"], name="hindmost_node_cpus", labels="{}", time_ns=1, value=1.0)
-    assert first(replace(run, rank_states=seen, metrics=early)).ranks == (3, 4)
+    assert first(replace(only(run, rank_states=[0, 1, 2, 5]), metrics=early)).ranks == (3, 4)
 
 
 def test_of_several_ranks_without_contact_none_is_named() -> None:
@@ -394,12 +381,7 @@ def differing(ranks: list[int], first: int, source: str = "hindmost") -> Run:
     run = make(Load(ranks=4, steps=80))
     c = run.collectives
     odd = np.isin(c["rank"], ranks) & (c["seq"] >= first) & ((c["seq"] - first) % 10 == 0)
-    op = np.where(odd, "broadcast", c["op"])
-    return replace(run, job=replace(run.job, source=source), collectives=c | {"op": op})
-
-
-def kinds(run: Run) -> list[tuple[str, tuple[int, ...]]]:
-    return [(verdict.kind, verdict.ranks) for verdict in judge(run).verdicts]
+    return with_job(replace(run, collectives=c | {"op": np.where(odd, "broadcast", c["op"])}), source=source)
 
 
 def test_a_rank_that_runs_another_operation_than_the_rest_is_named() -> None:
@@ -413,17 +395,14 @@ def test_a_rank_that_runs_another_operation_than_the_rest_is_named() -> None:
 def test_a_rank_that_was_slow_before_is_not_named_next_to_it() -> None:
     """Another rank was late in the first steps: that is over, and what the job computes is wrong."""
     run = make(Load(ranks=4, steps=80, faults=[{"rank": 2, "compute": 4.0, "until": 30}]))
-    assert kinds(replace(run, collectives=run.collectives | {"op": differing([1], 40).collectives["op"]})) == [
-        ("desync", (1,))
-    ]
-    assert kinds(run) == [("straggler", (2,))]
+    parted = replace(run, collectives=run.collectives | {"op": differing([1], 40).collectives["op"]})
+    assert [found[:2] for one in (run, parted) for found in named(one)] == [("straggler", (2,)), ("desync", (1,))]
 
 
 def test_where_it_is_unknown_who_is_wrong_no_rank_is_named() -> None:
     """Two against two; numbers that never agreed; a recorder whose numbers may count something else."""
     for run in (differing([1, 2], 40), differing([1], 5), differing([1], 40, source="elsewhere")):
-        assert ("desync", (1,)) not in kinds(run)
-        assert all(kind != "desync" for kind, _ in kinds(run))
+        assert all(kind != "desync" for kind, *_ in named(run))
 
 
 def stopped(run: Run) -> Run:
@@ -431,29 +410,18 @@ def stopped(run: Run) -> Run:
     c = run.collectives
     end = int((c["start_ns"] + c["duration_ns"]).max())
     last = {rank: int(c["seq"][c["rank"] == rank].max()) for rank in (0, 1)}
-    held = {
-        "rank": np.array([0, 1], np.int32),
-        "kind": np.array(["collective"] * 2),
-        "name": np.array(["all_reduce", "all_reduce"]),
-        "comm": np.full(2, c["comm"][0], np.uint64),
-        "seq": np.array([last[0] + 1, last[1] + 2], np.int64),
-        "peer": np.full(2, -1, np.int32),
-        "flags": np.zeros(2, np.int32),
-        "start_ns": np.full(2, end, np.int64),
-        "observed_ns": np.full(2, end + 20 * 10**9, np.int64),
-    }
-    return replace(run, in_flight={name: held[name] for name in run.in_flight})
+    rows = [
+        (rank, "collective", "all_reduce", c["comm"][0], last[rank] + 1 + rank, -1, 0, end, end + 20 * SECOND)
+        for rank in (0, 1)
+    ]
+    return replace(run, in_flight=from_rows("in_flight", rows))
 
 
 def two_parted() -> Run:
     """Two ranks that stopped after rank 1 ran an extra broadcast."""
     run = differing([1], 40)
-    two = np.isin(run.collectives["rank"], (0, 1))
-    ranks = {name: column[:2] for name, column in run.ranks.items()}
-    steps = {name: column[np.isin(run.steps["rank"], (0, 1))] for name, column in run.steps.items()}
-    collectives = {name: column[two] for name, column in run.collectives.items()}
-    job = replace(run.job, world_size=2, started_ns=1)
-    return stopped(replace(run, job=job, ranks=ranks, steps=steps, collectives=collectives))
+    two = {name: run.tables()[name]["rank"] < 2 for name in ("ranks", "steps", "collectives")}
+    return stopped(with_job(only(run, **two), world_size=2, started_ns=1))
 
 
 def test_of_two_ranks_that_parted_and_stopped_neither_is_named_but_what_each_ran_is() -> None:

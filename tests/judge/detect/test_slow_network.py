@@ -13,7 +13,8 @@ from hindmost_judge.judge import judge
 from hindmost_judge.model import Past, Run
 from hindmost_judge.verdict.schema import Verdict
 
-from tests.scenarios.loads import Load, make, metrics
+from tests.runs import only, with_rows
+from tests.scenarios.loads import Load, held_up, make, metrics
 
 STEPS, ONSET = 140, 60
 
@@ -46,10 +47,8 @@ def test_another_mix_of_operations_is_no_slow_network() -> None:
     """A program that runs further operations from some step on shares the network with itself."""
     run = simulate(slowed(layout="fsdp")).run
     assert links(run)
-    more = {name: column[run.collectives["step"] >= ONSET] for name, column in run.collectives.items()}
-    more["op"] = np.full(len(more["rank"]), "broadcast")
-    table = {name: np.concatenate([column, more[name]]) for name, column in run.collectives.items()}
-    assert not links(replace(run, collectives=table))
+    more = only(run, collectives=run.collectives["step"] >= ONSET).collectives
+    assert not links(with_rows(run, collectives=more | {"op": np.full(len(more["rank"]), "broadcast")}))
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -67,11 +66,7 @@ def test_where_a_rank_is_late_by_as_much_the_network_is_not_to_blame(seed: int) 
     late = [at for at in range(ONSET, 240, 12) if rng.random() < 0.65]
     faults = [{"rank": 1, "blocked": 6.0, "from": at, "until": at + 12} for at in late]
     run = make(Load(ranks=2, steps=240, compute=4, transfer=2.0, seed=seed, cpu=False, faults=faults))
-    table = dict(run.collectives)
-    step = table["seq"]
-    table["start_ns"] = table["start_ns"] + np.maximum(step - ONSET, 0) * 5_000_000
-    table["duration_ns"] = table["duration_ns"] + np.where(step >= ONSET, 5_000_000, 0)
-    assert not links(replace(run, collectives=table))
+    assert not links(held_up(run, 5.0 * (np.arange(240) >= ONSET)))
 
 
 @pytest.mark.parametrize(("late", "to_blame"), [(0.4, True), (0.7, False)])
@@ -105,11 +100,8 @@ def queues(run: Run, since: int = 0, until: int = 40, **rates: float) -> Run:
 def test_transfers_that_may_wait_for_a_cpu_say_nothing_of_a_network(rate: float, until: int, kinds: list[str]) -> None:
     """Transfers take 20 of 60 ms longer until step 68 of 140, at 4 s: where other jobs leave the node then, not where
     CPUs stay as full."""
-    run = make(Load(ranks=2, steps=140, compute=40.0, noise=1.0, transfer=2.0))
-    table, busy = dict(run.collectives), np.minimum(run.collectives["seq"], 68)
-    table["start_ns"] = table["start_ns"] + busy * 20_000_000
-    table["duration_ns"] = table["duration_ns"] + np.where(table["seq"] < 68, 20_000_000, 0)
-    run = queues(replace(run, collectives=table), 0, until, r0=rate, r1=rate)
+    run = held_up(make(Load(ranks=2, steps=140, compute=40.0, noise=1.0, transfer=2.0)), 20.0 * (np.arange(140) < 68))
+    run = queues(run, 0, until, r0=rate, r1=rate)
     assert [verdict.kind for verdict in judge(run).verdicts] == kinds
 
 
@@ -140,11 +132,7 @@ def test_nor_do_those_of_one_group(slow_from: int, lacks: bool, ranks: list[tupl
 def test_full_cpus_and_a_slow_network_are_told_apart_where_all_ranks_once_had_a_cpu(fast: int, network: bool) -> None:
     """Transfers of 40 ms are slow in each step, or not in those in which no rank waits for a CPU."""
     run = make(Load(ranks=2, steps=140, compute=10.0, noise=0.1, transfer=40.0))
-    table, seq = dict(run.collectives), run.collectives["seq"]
-    quick = seq % 140 < fast
-    table["duration_ns"] = table["duration_ns"] - np.where(quick, 39_000_000, 0)
-    table["start_ns"] = table["start_ns"] - np.minimum(seq, fast) * 39_000_000
-    bound = judge(queues(replace(run, collectives=table), r0=0.74, r1=0.74)).job.bound
+    bound = judge(queues(held_up(run, -39.0 * (np.arange(140) < fast)), r0=0.74, r1=0.74)).job.bound
     assert bound is not None
     assert bound.by == "cpu"
     assert ("or a slow network: transfers are 80 %" in bound.evidence) == network

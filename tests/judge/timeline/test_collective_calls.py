@@ -12,7 +12,7 @@ from hindmost_judge.timeline import matching
 from hindmost_judge.timeline.collective_calls import awaited_broadcasts, is_rooted
 from hindmost_judge.timeline.overlap import delay_by_round
 
-from tests.runs import call, made
+from tests.runs import call, made, only, with_rows
 
 MS = 1_000_000
 RANKS = 4
@@ -55,19 +55,15 @@ def test_a_late_root_is_named_where_all_wait_for_its_broadcast() -> None:
     assert found.cost_ms_per_step == pytest.approx(5.0, rel=0.1)
 
 
-def test_broadcasts_count_where_start_times_are_unknown() -> None:
-    """How long all but one were inside, compared with their other calls, shows as much."""
-    run = job({0: 5.0})
-    unknown = np.full_like(run.collectives["start_ns"], UNMEASURED)
-    assert counted(replace(run, collectives={**run.collectives, "start_ns": unknown})) == RANKS * STEPS
+def untimed(run: Run) -> Run:
+    """The run of which is known how long calls took, and not when they began."""
+    return replace(run, collectives=run.collectives | {"start_ns": np.full(RANKS * STEPS * 2, UNMEASURED)})
 
 
-def test_jitter_counts_no_broadcast_where_start_times_are_unknown() -> None:
-    """Arrivals differ by a little in any job."""
-    run = job({2: 1.0})
-    assert not counted(
-        replace(run, collectives={**run.collectives, "start_ns": np.full(RANKS * STEPS * 2, UNMEASURED)})
-    )
+@pytest.mark.parametrize(("late", "count"), [({0: 5.0}, RANKS * STEPS), ({2: 1.0}, 0)], ids=["late root", "jitter"])
+def test_broadcasts_count_where_start_times_are_unknown(late: dict[int, float], count: int) -> None:
+    """How long all but one were inside, compared with their other calls, shows as much; not what differs in any job."""
+    assert counted(untimed(job(late))) == count
 
 
 def test_broadcasts_of_unlike_sizes_count() -> None:
@@ -79,15 +75,9 @@ def test_broadcasts_of_unlike_sizes_count() -> None:
 
 def test_communicators_number_their_broadcasts_apart() -> None:
     """Its own numbers show what is starting up in one."""
-    one, other = job({0: 5.0}).collectives, job({}).collectives
-    beside = {
-        **other,
-        "comm": np.full_like(other["comm"], 9),
-        "rank": other["rank"] + RANKS,
-        "seq": other["seq"] + 1000,
-    }
-    both = {name: np.concatenate([one[name], beside[name]]) for name in one}
-    assert counted(replace(job({}), collectives=both)) == 2 * RANKS * STEPS
+    other = job({}).collectives
+    moved = {"comm": np.full_like(other["comm"], 9), "rank": other["rank"] + RANKS, "seq": other["seq"] + 1000}
+    assert counted(with_rows(job({0: 5.0}), collectives=other | moved)) == 2 * RANKS * STEPS
 
 
 @pytest.mark.parametrize("name", ["MPI_Scatterv", "ncclBroadcast", "MPI_Bcast", "broadcast", "_broadcast_oop"])
@@ -128,9 +118,7 @@ def test_jitter_counts_no_broadcast() -> None:
 @pytest.mark.parametrize("takes", [0.3, 1.0, 3.0])
 def test_a_root_that_leaves_before_its_receivers_is_not_late_for_it(takes: float, *, known: bool) -> None:
     """What it gives is taken up on the way: it is as early for the reduction, and waits there."""
-    run = job({}, takes=takes)
-    unknown = np.full_like(run.collectives["start_ns"], UNMEASURED)
-    run = run if known else replace(run, collectives={**run.collectives, "start_ns": unknown})
+    run = job({}, takes=takes) if known else untimed(job({}, takes=takes))
     assert not counted(run)
     assert not any(verdict.ranks for verdict in judge(run).verdicts)
 
@@ -144,16 +132,14 @@ def test_a_late_root_of_large_broadcasts_is_named() -> None:
 
 def test_broadcasts_of_starting_up_do_not_count() -> None:
     """A root that loads a checkpoint is late for the first parameters, once."""
-    run = job({0: 500.0}, every=STEPS)
-    assert not counted(run)
+    assert not counted(job({0: 500.0}, every=STEPS))
 
 
 def test_a_rank_without_some_broadcasts_hides_none_of_the_others() -> None:
     """The calls that all ranks were in show which rank is waited for."""
     run = job({0: 5.0})
     missed = (run.collectives["rank"] == 2) & (run.collectives["op"] == "broadcast") & (run.collectives["seq"] % 2 == 0)
-    less = {name: column[~missed] for name, column in run.collectives.items()}
-    assert counted(Run(run.job, run.ranks, collectives=less)) == RANKS * STEPS - missed.sum()
+    assert counted(only(run, collectives=~missed)) == RANKS * STEPS - missed.sum()
 
 
 def test_the_root_of_one_of_several_groups_is_named() -> None:
@@ -180,8 +166,7 @@ def test_few_broadcasts_show_nothing() -> None:
     """What does not come once a step is not part of it."""
     run = job({0: 5.0})
     kept = (run.collectives["op"] != "broadcast") | (run.collectives["seq"] >= STEPS - 8)
-    calls = {name: column[kept] for name, column in run.collectives.items()}
-    assert not counted(Run(run.job, run.ranks, collectives=calls))
+    assert not counted(only(run, collectives=kept))
 
 
 IN_ROUNDS = 3

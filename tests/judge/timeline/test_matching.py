@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 from hindmost_collector.ingest.chunk import from_rows
-from hindmost_collector.recordings.tables import table
+from hindmost_collector.recordings.tables import concatenate, select, table
 from hindmost_collector.report import text
 from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_judge.encoding import distinct_integers, numbered
@@ -15,7 +15,7 @@ from hindmost_judge.model import GPU_TIME, NONBLOCKING, UNMEASURED, Job, Run, Ta
 from hindmost_judge.timeline import matching
 from hindmost_judge.types import Floats
 
-from tests.runs import made, rows_of
+from tests.runs import made, named, only, rows_of, with_job, with_rows
 from tests.scenarios.loads import Load, make
 
 REDUCE, GATHER = 0, 1
@@ -133,10 +133,9 @@ def test_ranks_that_contradict_each_other_are_put_in_order_by_time() -> None:
 
 def with_a_call_alone(run: Run, share: float) -> Run:
     """The run with a collective of each rank's own in the time before each of its collectives, after that share."""
-    table = run.collectives
-    before = table["self_ns"] != UNMEASURED
-    alone = {name: np.array(column[before]) for name, column in table.items()}
-    own = alone["self_ns"].astype(np.int64)
+    before = run.collectives["self_ns"] != UNMEASURED
+    alone = only(run, collectives=before).collectives
+    own = alone["self_ns"]
     first = (own * share).astype(np.int64)
     alone |= {
         "comm": (alone["rank"] + 1000).astype(np.uint64),
@@ -146,12 +145,15 @@ def with_a_call_alone(run: Run, share: float) -> Run:
         "cpu_ns": np.full_like(own, UNMEASURED),
         "runqueue_ns": np.full_like(own, UNMEASURED),
     }
-    alone["seq"] = np.arange(len(own), dtype=table["seq"].dtype)
-    changed = {name: np.array(column) for name, column in table.items()}
-    changed["self_ns"][before] -= first
-    joined = {name: np.concatenate([changed[name], alone[name].astype(changed[name].dtype)]) for name in table}
-    order = np.lexsort((joined["start_ns"], joined["rank"]))
-    return replace(run, collectives={name: column[order] for name, column in joined.items()})
+    alone["seq"] = np.arange(len(own))
+    rest = run.collectives["self_ns"].copy()
+    rest[before] -= first
+    return in_order(with_rows(replace(run, collectives=run.collectives | {"self_ns": rest}), collectives=alone))
+
+
+def in_order(run: Run) -> Run:
+    """The run with each rank's collectives in the order of its time."""
+    return only(run, collectives=np.lexsort((run.collectives["start_ns"], run.collectives["rank"])))
 
 
 def measured(run: Run) -> Run:
@@ -159,11 +161,8 @@ def measured(run: Run) -> Run:
     grid = matching.grid(run)
     assert grid is not None
     own = matching.self_time(grid)
-    table = {name: np.array(column) for name, column in run.collectives.items()}
-    order = np.lexsort((table["start_ns"], table["rank"]))
-    table = {name: column[order] for name, column in table.items()}
-    table["self_ns"] = np.where(np.isnan(own), UNMEASURED, own).astype(table["self_ns"].dtype).reshape(-1)
-    return replace(run, collectives=table)
+    since = np.where(np.isnan(own), UNMEASURED, own).astype(np.int64).reshape(-1)
+    return replace(run, collectives=in_order(run).collectives | {"self_ns": since})
 
 
 def test_calls_alone_change_no_self_time() -> None:
@@ -179,9 +178,8 @@ def test_calls_alone_change_no_self_time() -> None:
 def test_what_was_not_measured_before_a_call_alone_is_not_measured() -> None:
     """A sum of which one part is unknown is unknown: never a smaller number."""
     run = with_a_call_alone(measured(simulate(Scenario(seed=5, ranks=4, steps=30)).run), 0.7)
-    table = {name: np.array(column) for name, column in run.collectives.items()}
-    table["self_ns"][(table["comm"] == 1002) & (table["seq"] > 50)] = UNMEASURED
-    grid = matching.grid(replace(run, collectives=table))
+    run.collectives["self_ns"][(run.collectives["comm"] == 1002) & (run.collectives["seq"] > 50)] = UNMEASURED
+    grid = matching.grid(run)
     assert grid is not None
     late = np.isnan(grid.self_time[2]) & ~np.isnan(grid.self_time[1])
     assert late.sum() > 50
@@ -313,14 +311,8 @@ def split(run: Run, computed_ns: int = 0, polls: int | None = None, each: int = 
         start = calls["start_ns"] + 1_000 * each + (calls["duration_ns"] if number else 0)
         waits = calls | named | {"op": np.full(len(took), "wait"), "start_ns": start, "duration_ns": took}
         waits |= dict.fromkeys(("self_ns", "cpu_ns", "runqueue_ns"), unmeasured)
-        parts.append({name: column[calls["rank"] != polls] for name, column in waits.items()})
-    return replace(run, collectives={name: np.concatenate([part[name] for part in parts]) for name in calls})
-
-
-def named(run: Run) -> tuple[str, tuple[int, ...], str | None, float]:
-    """The one verdict: its kind, ranks and cause, and its cost in ms a step."""
-    (verdict,) = judge(run).verdicts
-    return verdict.kind, verdict.ranks, verdict.cause, round(verdict.cost_ms_per_step or 0.0, 1)
+        parts.append(select(waits, calls["rank"] != polls))
+    return replace(run, collectives=concatenate("collectives", parts))
 
 
 @pytest.mark.parametrize(
@@ -331,14 +323,15 @@ def named(run: Run) -> tuple[str, tuple[int, ...], str | None, float]:
 def test_a_late_start_is_named_as_a_late_call_is(how: dict[str, int]) -> None:
     """Started and awaited, collectives name whom they name where they block, with its cause and cost."""
     run = make(SLOW)
-    assert named(run)[:3] == ("straggler", (2,), "compute")
-    assert named(split(run, **how)) == named(run)
-    assert judge(split(run, **how)).job.steps == judge(run).job.steps
+    assert named(run) == named(split(run, **how)) == [("straggler", (2,), "compute")]
+    blocking, started = judge(run), judge(split(run, **how))
+    assert started.verdicts[0].cost_ms_per_step == pytest.approx(blocking.verdicts[0].cost_ms_per_step, abs=0.1)
+    assert started.job.steps == blocking.job.steps
 
 
 def test_an_even_job_stays_balanced() -> None:
     """No rank is named where none starts late."""
-    assert named(split(make(Load())))[:2] == ("balanced", ())
+    assert named(split(make(Load()))) == [("balanced", (), None)]
 
 
 def test_polled_collectives_are_reported() -> None:
@@ -355,5 +348,5 @@ def test_polled_collectives_of_a_program_in_c_get_no_python() -> None:
     """What completes them is a call of MPI."""
     run = split(make(SLOW), polls=2)
     ranks = {**run.ranks, "framework": np.full(len(run.ranks["rank"]), "")}
-    (verdict,) = judge(replace(run, ranks=ranks, job=replace(run.job, command="mpirun -np 4 ./solver"))).verdicts
+    (verdict,) = judge(with_job(replace(run, ranks=ranks), command="mpirun -np 4 ./solver")).verdicts
     assert verdict.advice == ("complete them by MPI_Wait or MPI_Waitall, not MPI_Test",)

@@ -6,17 +6,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from hindmost_collector.recordings.tables import table
+from hindmost_collector.recordings.tables import concatenate, table
 from hindmost_collector.report import text
 from hindmost_collector.simulate import Fault, Scenario, Simulated, simulate
 from hindmost_judge.encoding import chosen
 from hindmost_judge.judge import judge
-from hindmost_judge.model import COLLECTIVES, NONBLOCKING, UNMEASURED, Run, Table
+from hindmost_judge.model import NONBLOCKING, UNMEASURED, Run, Table
 from hindmost_judge.timeline.exchanges import with_exchanges_joined
 from hindmost_judge.timeline.messages import RECEIVE, SEND, Schedule, order_of_calls, with_gathers_joined
 from hindmost_judge.whatif import pipeline_replay
 
-from tests.runs import MS, made
+from tests.runs import MS, made, named, only, with_rows
 from tests.scenarios.loads import Load, handed_on, handed_out, make, own_times, with_both_neighbours
 
 #: What a call itself takes, ns.
@@ -111,11 +111,11 @@ def with_meetings(run: Run, every: int) -> Run:
     number = np.concatenate([np.arange(np.sum(calls["rank"][waits] == rank)) for rank in run.ranks["rank"]])
     waits = waits[np.argsort(calls["rank"][waits], kind="stable")]
     last = waits[number % every == every - 1]
-    met = {name: column[last].copy() for name, column in calls.items()}
+    met = only(run, collectives=last).collectives
     met |= {"op": np.full(len(last), "all_reduce"), "start_ns": met["start_ns"] + met["duration_ns"]}
     met |= {"comm": np.full(len(last), 9, np.uint64), "seq": number[number % every == every - 1] // every}
     met |= {"duration_ns": np.full(len(last), CALL // 2), "self_ns": np.full(len(last), 10 * every * MS)}
-    return replace(run, collectives={name: np.concatenate([calls[name], met[name]]) for name in calls})
+    return with_rows(run, collectives=met)
 
 
 def test_exchanges_tell_steps_where_ranks_meet_only_now_and_then() -> None:
@@ -153,7 +153,7 @@ def with_gather(run: Run, of: int, self_ns: int) -> Run:
         [Call(rank, "send", of, end + CALL, self_ns) for rank in others]
         + [Call(of, "recv", rank, end + place * CALL, self_ns) for place, rank in enumerate(others, 1)]
     ).collectives
-    return replace(run, collectives={name: np.concatenate([run.collectives[name], last[name]]) for name in last})
+    return with_rows(run, collectives=last)
 
 
 @pytest.mark.parametrize("sent", [handed_on, handed_out])
@@ -296,11 +296,7 @@ def instead(run: Run, calls: dict[int, list[str]], root: int = 0, between: float
         rest = {"self_ns": np.full(steps, 300), "cpu_ns": np.full(steps, UNMEASURED)} if words[0][0] == "g" else {}
         spread = {"op": np.full(steps, "broadcast"), "peer": np.full(steps, root), "seq": 2 * np.arange(steps) + 1}
         parts.append(mine | spread | rest | {"start_ns": at, "duration_ns": np.maximum(left[rank] - at, 500)})
-    return replace(run, collectives={name: np.concatenate([part[name] for part in parts]) for name in COLLECTIVES})
-
-
-def named(run: Run) -> list[tuple[str, tuple[int, ...], str | None]]:
-    return [(verdict.kind, verdict.ranks, verdict.cause) for verdict in judge(run).verdicts]
+    return replace(run, collectives=concatenate("collectives", parts))
 
 
 @pytest.mark.parametrize("calls", [TREE, REDUCED], ids=["messages", "reduce"])
@@ -309,7 +305,7 @@ def test_who_is_late_for_a_gathering_is_named(calls: dict[int, list[str]]) -> No
     run = make(SLOW)
     assert named(run) == [("straggler", (2,), "compute")]
     report = judge(instead(run, calls))
-    assert [(verdict.kind, verdict.ranks, verdict.cause) for verdict in report.verdicts] == named(run)
+    assert named(instead(run, calls)) == named(run)
     assert report.verdicts[0].cost_ms_per_step == pytest.approx(judge(run).verdicts[0].cost_ms_per_step, rel=0.05)
     assert report.job.steps == judge(run).job.steps
 
@@ -341,16 +337,19 @@ FOUR: dict[str, Any] = {"ranks": 4, "steps": 100, "layout": "pp_dp", "pipeline":
 def of(*faults: Fault, seed: int = 1) -> tuple[Simulated, Run]:
     """A job of four stages, and its recording with the messages alone; forward holds what a stage waits in it."""
     simulated = simulate(Scenario(**FOUR, seed=seed, faults=faults))
-    run = simulated.run
-    message = run.collectives["peer"] >= 0
-    messages = {name: column[message] for name, column in run.collectives.items()}
+    run = of_messages(simulated.run)
+    messages = run.collectives
     received = messages["op"] == "recv"
     waited = np.zeros_like(run.steps["gpu_forward_ns"])
     place = messages["rank"][received] * FOUR["steps"] + messages["step"][received]
     order = np.argsort(run.steps["rank"] * FOUR["steps"] + run.steps["step"])
     np.add.at(waited, order[place], messages["duration_ns"][received])
     forward = run.steps["gpu_forward_ns"] + waited
-    return simulated, replace(run, collectives=messages, steps={**run.steps, "gpu_forward_ns": forward})
+    return simulated, replace(run, steps={**run.steps, "gpu_forward_ns": forward})
+
+
+def of_messages(run: Run) -> Run:
+    return only(run, collectives=run.collectives["peer"] >= 0)
 
 
 def truth_ms(simulated: Simulated) -> float:
@@ -370,12 +369,8 @@ def test_a_stage_that_waits_in_its_forward_is_not_slow(seed: int, numbered: bool
 
 def test_unrecorded_waiting_of_the_last_stages_is_no_work() -> None:
     """Between two steps all meet in unrecorded collectives: the last of eight stages wait there longest."""
-    simulated = simulate(Scenario(ranks=8, steps=40, seed=5, layout="pp_dp", pipeline=8))
-    message = simulated.run.collectives["peer"] >= 0
-    messages = {name: column[message] for name, column in simulated.run.collectives.items()}
-    assert [verdict.kind for verdict in judge(replace(simulated.run, collectives=messages)).verdicts] == [
-        "insufficient_data"
-    ]
+    run = simulate(Scenario(ranks=8, steps=40, seed=5, layout="pp_dp", pipeline=8)).run
+    assert [verdict.kind for verdict in judge(of_messages(run)).verdicts] == ["insufficient_data"]
 
 
 def test_a_slow_stage_is_reported_at_its_cost() -> None:
@@ -390,9 +385,7 @@ def test_a_slow_stage_is_reported_at_its_cost() -> None:
 @pytest.mark.parametrize("rank", range(4))
 def test_a_rank_whose_input_is_late_is_named(rank: int) -> None:
     """Layers make no input longer, whatever stage holds them."""
-    _, run = of(Fault("input", (rank,), 0.3))
-    (verdict,) = judge(run).verdicts
-    assert (verdict.kind, verdict.ranks, verdict.cause) == ("straggler", (rank,), "input")
+    assert named(of(Fault("input", (rank,), 0.3))[1]) == [("straggler", (rank,), "input")]
 
 
 def test_a_message_without_a_step_is_of_the_one_in_which_its_host_launched_it() -> None:
@@ -400,8 +393,7 @@ def test_a_message_without_a_step_is_of_the_one_in_which_its_host_launched_it() 
     _, run = of(Fault("input", (2,), 0.3))
     messages = run.collectives
     launched = {"enqueue_ns": messages["start_ns"] - 1000, "step": np.full_like(messages["step"], UNMEASURED)}
-    unmarked = judge(replace(run, collectives={**messages, **launched})).verdicts
-    assert [(one.kind, one.ranks, one.cause) for one in unmarked] == [("straggler", (2,), "input")]
+    assert named(replace(run, collectives={**messages, **launched})) == [("straggler", (2,), "input")]
 
 
 def test_a_late_receive_takes_what_it_takes() -> None:

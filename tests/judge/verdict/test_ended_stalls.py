@@ -12,7 +12,8 @@ from hindmost_judge.judge import judge
 from hindmost_judge.model import COLLECTIVES, NONBLOCKING, Run, empty
 from hindmost_judge.types import UNREAD
 
-from tests.scenarios.loads import Load, hang, make
+from tests.runs import only, with_job, with_rows
+from tests.scenarios.loads import Load, hang, held_up, make
 
 SECOND = 10**9
 STACK = 'Thread 1 (idle): "MainThread"\n    work (train.py:4)\n'
@@ -25,12 +26,15 @@ def stalled(seconds: float, at: tuple[int, ...] = (40,), ranks: int = 3, late: t
 
 def stalls_of(ranks: int, *stalls: tuple[int, int, float]) -> Run:
     """The same with who sleeps, in which step, and for how long."""
-    faults = [{"rank": rank, "blocked": s * 1e3, "from": step, "until": step + 1} for rank, step, s in stalls]
-    run = make(Load(ranks=ranks, steps=60, noise=0.0, compute=9.7, faults=faults))
-    began = int((run.collectives["start_ns"] - run.collectives["self_ns"]).min())
-    return replace(
-        run, job=replace(run.job, started_ns=began, ended_ns=int(run.collectives["start_ns"].max()) + SECOND)
+    return of_faults(
+        ranks, *({"rank": rank, "blocked": s * 1e3, "from": step, "until": step + 1} for rank, step, s in stalls)
     )
+
+
+def of_faults(ranks: int, *faults: dict[str, float]) -> Run:
+    run = make(Load(ranks=ranks, steps=60, noise=0.0, compute=9.7, faults=list(faults)))
+    began = int((run.collectives["start_ns"] - run.collectives["self_ns"]).min())
+    return with_job(run, started_ns=began, ended_ns=int(run.collectives["start_ns"].max()) + SECOND)
 
 
 def looked_at(run: Run, *looks: tuple[int, float, str]) -> Run:
@@ -83,12 +87,7 @@ def test_an_only_wait_without_an_observation_is_a_note_and_no_stall() -> None:
 
 def test_a_stall_of_the_network_needs_no_observation() -> None:
     """While every rank is in the operation, none saves or evaluates: the report says how long nothing moved."""
-    run = stalled(0.0)
-    table, cut = run.collectives, 25 * SECOND
-    later = table["seq"] > 40
-    table["start_ns"][later] += cut
-    table["duration_ns"][table["seq"] == 40] += cut
-    (note,) = judge(run).notes
+    (note,) = judge(held_up(stalled(0.0), 25_000.0 * (np.arange(60) == 40))).notes
     assert note.startswith("stall 25.0 s without progress, from 0.4 s after the job's start; every rank was in")
 
 
@@ -143,12 +142,7 @@ def test_of_many_stalls_the_longest_three_are_reported_in_their_order() -> None:
     report = judge(looked_at(run, *looks))
     (verdict,) = report.verdicts
     assert [line.partition(" s ")[0] for line in verdict.evidence] == ["10.0", "10.0", "20.0"]
-    assert [note.partition(" s ")[0] for note in report.notes] == [
-        "stall 10.0",
-        "stall 10.0",
-        "stall 20.0",
-        "2 more stalls",
-    ]
+    assert [note.partition(" s ")[0] for note in report.notes] == [*["stall 10.0"] * 2, "stall 20.0", "2 more stalls"]
     assert verdict.advice == ("find out what rank 2 waited for at train.py:4, in work()",)
 
 
@@ -164,14 +158,12 @@ def test_who_only_waits_for_another_group_is_not_waited_for() -> None:
     table = run.collectives
     late = (table["rank"] == 2) & (table["seq"] == 40)
     since = int(table["start_ns"][late][0])
-    pair = {name: column[late].copy() for name, column in table.items()}
+    pair = only(run, collectives=late).collectives
     pair |= {"comm": np.array([8], np.uint64), "seq": np.array([0]), "op": np.array(["send"])}
     ended = int(table["start_ns"][late][0] + table["duration_ns"][late][0])
     table["start_ns"][late], table["duration_ns"][late] = ended - 100_000, 100_000
-    both = {name: np.concatenate([table[name], pair[name]]) for name in table}
-    other = {name: column[:1].copy() for name, column in pair.items()} | {"rank": np.array([1], np.int32)}
-    other |= {"start_ns": pair["start_ns"] + 25 * SECOND, "duration_ns": np.array([1000])}
-    run = replace(run, collectives={name: np.concatenate([both[name], other[name]]) for name in both})
+    other = pair | {"rank": [1], "start_ns": pair["start_ns"] + 25 * SECOND, "duration_ns": np.array([1000])}
+    run = with_rows(with_rows(run, collectives=pair), collectives=other)
     (note,) = judge(looked_at(run, (1, (since - (run.job.started_ns or 0)) / 1e9 + 5, STACK))).notes
     assert "waited for rank 1 in" in note
 
@@ -180,8 +172,8 @@ def test_operations_without_waiting_name_no_rank() -> None:
     """A nonblocking operation may be open while its rank computes: only the stall itself is reported."""
     run = stalled(25.0)
     flags = np.where(run.collectives["seq"] == 40, NONBLOCKING, 0)
-    run = replace(run, collectives=run.collectives | {"flags": flags.astype(np.int32)})
-    (note,) = judge(looked_at(run, (0, 5.0, STACK))).notes
+    run = looked_at(replace(run, collectives=run.collectives | {"flags": flags.astype(np.int32)}), (0, 5.0, STACK))
+    (note,) = judge(run).notes
     assert "waited for" not in note
 
 
@@ -203,10 +195,7 @@ def test_a_stall_in_warm_up_is_a_stall(step: int, kind: str) -> None:
     """The job has begun to train: that no rank is judged by its first, slow steps makes them no start-up."""
     slow = [{"rank": rank, "blocked": 30.0, "until": 5} for rank in range(3)]
     stall = {"rank": 1, "blocked": 10_000.0, "from": step, "until": step + 1}
-    run = make(Load(ranks=3, steps=60, noise=0.0, compute=9.7, faults=[*slow, stall]))
-    began = int((run.collectives["start_ns"] - run.collectives["self_ns"]).min())
-    run = replace(run, job=replace(run.job, started_ns=began, ended_ns=int(run.collectives["start_ns"].max()) + SECOND))
-    report = judge(looked_at(run, (1, 5.0, STACK)))
+    report = judge(looked_at(of_faults(3, *slow, stall), (1, 5.0, STACK)))
     assert [stall.ranks for stall in report.job.stalls] == [(1,)] * (kind == "stall ")
     assert report.notes[0].startswith(f"{kind}10.0 s without progress")
 

@@ -1,8 +1,8 @@
 """A job that failed: how, who died first, and what was recorded of it."""
 
-import dataclasses
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from hindmost_judge.model import FINISHED, RUNNING, VANISHED, Job, Run
 from hindmost_judge.verdict import endings
 
 from tests.pages import inside
+from tests.runs import only, with_job
 from tests.scenarios import loads
 
 SECOND = 1_000_000_000
@@ -27,12 +28,18 @@ OOM = "see whether rank 1 on node0 ran out of memory: `dmesg -T` there, or the s
 LAST = "read the last output of rank {}"
 
 
-def ended(lives: Sequence[tuple[int, int]], exit_code: int | None = 137, **tables: Any) -> Run:
+def ended(lives: Sequence[tuple[int, float]], exit_code: int | None = 137, **tables: Any) -> Run:
     """Three steps of as many ranks as there are ``(life, second of the last look)``."""
     run = loads.make(loads.Load(ranks=len(lives), steps=3))
     states = [(rank, int(second * SECOND), life, 8, 0, -1, -1, "") for rank, (life, second) in enumerate(lives)]
-    job = dataclasses.replace(run.job, exit_code=exit_code)
-    return dataclasses.replace(run, job=job, rank_states=from_rows("rank_states", states), **tables)
+    return with_job(replace(run, rank_states=from_rows("rank_states", states), **tables), exit_code=exit_code)
+
+
+def of_two_nodes(lives: Sequence[tuple[int, float]], exit_code: int, **job: Any) -> Run:
+    """The same of two ranks on a node each, in a job of 19 s."""
+    run = ended(lives, exit_code)
+    nodes = {**run.ranks, "node": np.array(["node0", "node1"])}
+    return with_job(replace(run, ranks=nodes), ended_ns=19 * SECOND, **job)
 
 
 def entered(
@@ -56,27 +63,27 @@ def test_a_job_that_logs_no_steps_has_the_last_that_all_took_part_in() -> None:
     """As an MPI program, whose collectives are its steps."""
     run = loads.make(loads.Load(ranks=4, steps=30))
     states = [(rank, 9 * SECOND, VANISHED, 8, 0, (9 + rank) * SECOND, 9, "") for rank in range(4)]
-    job = dataclasses.replace(run.job, exit_code=137)
-    report = judge(dataclasses.replace(run, job=job, rank_states=from_rows("rank_states", states)))
+    report = judge(with_job(replace(run, rank_states=from_rows("rank_states", states)), exit_code=137))
     assert not len(run.steps["step"])
     assert f"rank 0 on node0 died first after step {(report.job.steps or 0) - 1} (SIGKILL)" in (report.job.ended or "")
 
 
 def test_an_end_that_was_not_recorded_is_said_to_be_that() -> None:
-    """hindmost was killed with the job, as at a time limit: nothing can be looked at, and no rank died first."""
-    run = ended([(RUNNING, 9), (RUNNING, 9)], exit_code=None)
-    lost = dataclasses.replace(run, job=dataclasses.replace(run.job, abandoned=True))
+    """hindmost was killed with the job, as at a time limit: nothing can be looked at, and no rank died first. While the
+    job runs nothing is missing."""
+    run = ended([(RUNNING, 9), (RUNNING, 8)], exit_code=None)
+    lost = with_job(run, abandoned=True)
     assert (run.at_work, lost.at_work) == (True, False)
     assert endings.of(lost)[0] == "not recorded: hindmost was killed first, or its host was lost"
+    assert endings.undelivered(run) == []
+    after = "what ranks 0 and 1 did after that is missing"
+    assert endings.undelivered(lost) == [f"node0: its last data is of 00:00:09 UTC: {after}"]
 
 
 @pytest.mark.parametrize("exit_code", [0, 1])
 def test_a_node_that_fell_silent_before_the_end_is_named(exit_code: int) -> None:
     """Whatever the launcher's exit code is: some have 0 when a node is lost."""
-    run = ended([(RUNNING, 20), (RUNNING, 9)], exit_code)
-    ranks = {**run.ranks, "node": np.array(["node0", "node1"])}
-    run = dataclasses.replace(run, ranks=ranks, job=dataclasses.replace(run.job, ended_ns=19 * SECOND))
-    words, to_do = endings.of(run)
+    words, to_do = endings.of(of_two_nodes([(RUNNING, 20), (RUNNING, 9)], exit_code))
     assert words == f"exit code {exit_code}; node1 was last heard 10.0 s before the job ended, with its ranks at work"
     assert to_do is not None
     assert to_do.startswith("see whether node1 was lost")
@@ -86,41 +93,24 @@ def test_a_node_that_fell_silent_before_the_end_is_named(exit_code: int) -> None
 def test_what_a_lost_node_did_not_send_is_bounded(last: float, seconds: str) -> None:
     """By its last data, however short before the end that is; of a node whose agent leaves with the job, nothing is
     missing."""
-    run = ended([(RUNNING, 18.8), (RUNNING, last)], 1)
-    ranks = {**run.ranks, "node": np.array(["node0", "node1"])}
-    run = dataclasses.replace(run, ranks=ranks, job=dataclasses.replace(run.job, ended_ns=19 * SECOND, left=("node0",)))
+    run = of_two_nodes([(RUNNING, 18.8), (RUNNING, last)], 1, left=("node0",))
     (note,) = endings.undelivered(run)
     last_data = f"node1: its last data is of {seconds} s before the end of the job"
     assert note == f"{last_data}: what rank 1 did after that is missing"
     assert judge(run).notes[0] == note
 
 
-def test_a_node_whose_agent_left_early_is_not_lost_and_its_data_is_missing() -> None:
-    run = ended([(RUNNING, 20), (RUNNING, 9)], 0)
-    ranks = {**run.ranks, "node": np.array(["node0", "node1"])}
-    run = dataclasses.replace(run, ranks=ranks, job=dataclasses.replace(run.job, ended_ns=19 * SECOND, left=("node1",)))
+@pytest.mark.parametrize(
+    ("life", "left", "missing"),
+    [(FINISHED, (), []), (VANISHED, (), []), (RUNNING, ("node1",), ["node1: its last data is of 10.0 s before"])],
+)
+def test_a_node_whose_ranks_ended_or_whose_agent_left_is_not_lost(
+    life: int, left: tuple[str, ...], missing: list[str]
+) -> None:
+    """An agent leaves with its ranks; of one that left early data is missing."""
+    run = of_two_nodes([(life, 20), (life, 9)], 0, left=left)
     assert endings.of(run) == (None, None)
-    assert [note[:40] for note in endings.undelivered(run)] == ["node1: its last data is of 10.0 s before"]
-
-
-def test_of_a_job_whose_recording_stopped_is_said_when() -> None:
-    """Everything was killed at a time limit: what came after is unknown. While it runs nothing is missing."""
-    run = ended([(RUNNING, 9), (RUNNING, 8)], exit_code=None)
-    lost = dataclasses.replace(run, job=dataclasses.replace(run.job, abandoned=True))
-    assert endings.undelivered(run) == []
-    assert endings.undelivered(lost) == [
-        "node0: its last data is of 00:00:09 UTC: what ranks 0 and 1 did after that is missing"
-    ]
-
-
-@pytest.mark.parametrize("life", [FINISHED, VANISHED])
-def test_a_node_whose_ranks_were_seen_to_end_is_not_lost(life: int) -> None:
-    """Its agent leaves with them."""
-    run = ended([(life, 20), (life, 9)], 0)
-    ranks = {**run.ranks, "node": np.array(["node0", "node1"])}
-    run = dataclasses.replace(run, ranks=ranks, job=dataclasses.replace(run.job, ended_ns=19 * SECOND))
-    assert "last heard" not in (endings.of(run)[0] or "")
-    assert endings.undelivered(run) == []
+    assert [note[:40] for note in endings.undelivered(run)] == missing
 
 
 @pytest.mark.parametrize("life", [VANISHED, RUNNING])
@@ -158,7 +148,7 @@ def told_by_the_kernel(
     states["exit_status"] = np.array([status for _, status in ends])
     states["last_words"] = np.array([in_full if raised in (rank, -1) else "" for rank in range(len(ends))])
     said = [(rank, words, 8 * SECOND - 5, 0, 0.0) for rank in range(len(ends)) if raised in (rank, -1)]
-    return dataclasses.replace(run, rank_states=states, intervals=from_rows("intervals", said))
+    return replace(run, rank_states=states, intervals=from_rows("intervals", said))
 
 
 @pytest.mark.parametrize(
@@ -246,18 +236,19 @@ def test_an_exception_is_reported_with_its_message() -> None:
     assert said.rpartition("; ")[2] in inside(page)["state"]["why"]
 
 
-def test_a_message_cannot_pass_for_a_finding() -> None:
-    """What it says of another rank stays within the quotes of who said it."""
-    words = 'raised ValueError at job.py:14: no "room"; rank 5 was killed'
+@pytest.mark.parametrize(
+    ("words", "quoted"),
+    [
+        # What it says of another rank stays within the quotes of who said it.
+        ('raised ValueError at job.py:14: no "room"; rank 5 was killed', "\"no 'room'; rank 5 was killed\""),
+        # The end of a process that had this rank before says nothing of this one.
+        ("raised KeyError at old.py:3: gone", ""),
+    ],
+)
+def test_a_message_cannot_pass_for_a_finding_nor_for_another_s(words: str, quoted: str) -> None:
     said, _ = endings.of(told_by_the_kernel((30, 256), raised=0, in_full=words))
     assert said is not None
-    assert said.endswith("; rank 0 said: \"no 'room'; rank 5 was killed\"")
-
-
-def test_a_message_of_another_exception_is_not_shown() -> None:
-    """The end of a process that had this rank before says nothing of this one."""
-    run = told_by_the_kernel((1, 15), (30, 256), raised=1, in_full="raised KeyError at old.py:3: gone")
-    assert "gone" not in (endings.of(run)[0] or "")
+    assert said.partition("; rank 0 said: ")[2] == quoted
 
 
 def test_a_rank_that_died_alone_is_reported() -> None:
@@ -273,8 +264,7 @@ def test_a_rank_that_died_alone_is_reported() -> None:
 def test_a_job_that_was_asked_to_end_has_no_first_to_die(seconds: tuple[int, ...]) -> None:
     """After Ctrl-C a launcher kills its ranks in any order, which says nothing about them."""
     run = ended([(VANISHED, when) for when in seconds], exit_code=1, in_flight=entered([0, 2, 3]))
-    run = dataclasses.replace(run, job=dataclasses.replace(run.job, interrupted_by="SIGINT"))
-    assert endings.of(run) == ("interrupted by SIGINT; exit code 1", None)
+    assert endings.of(with_job(run, interrupted_by="SIGINT")) == ("interrupted by SIGINT; exit code 1", None)
 
 
 @pytest.mark.parametrize(
@@ -315,8 +305,7 @@ def test_the_signal_is_that_of_the_exit_code_where_a_rank_is_gone(code: int | No
 
 def test_a_job_that_its_user_ended_did_not_fail() -> None:
     """After Ctrl-C neither the page, the text nor a comparison speaks of a failure."""
-    run = ended([(VANISHED, 9)] * 4, exit_code=130)
-    run = dataclasses.replace(run, job=dataclasses.replace(run.job, interrupted_by="SIGINT"))
+    run = with_job(ended([(VANISHED, 9)] * 4, exit_code=130), interrupted_by="SIGINT")
     report = judge(run).to_dict()
     assert report["job"]["ended"] == "interrupted by SIGINT; exit code 130"
     assert inside(document.of_report(report))["state"]["why"] == "interrupted by SIGINT; exit code 130"
@@ -354,11 +343,7 @@ def test_a_job_killed_at_its_third_step_is_reported_as_that() -> None:
 @pytest.mark.parametrize(
     ("ranks", "calls", "reported"),
     [
-        (
-            1,
-            3,
-            "3 collective calls of 1 rank were recorded before the job failed: no other rank to compare",
-        ),
+        (1, 3, "3 collective calls of 1 rank were recorded before the job failed: no other rank to compare"),
         (1, 1, "1 collective call of 1 rank was recorded before the job failed: no other rank to compare"),
         (2, 1, "1 collective call of 2 ranks was recorded before the job failed: too few to judge"),
     ],
@@ -366,10 +351,8 @@ def test_a_job_killed_at_its_third_step_is_reported_as_that() -> None:
 def test_one_is_counted_as_one(ranks: int, calls: int, reported: str) -> None:
     """However much one rank did, it is not too little: there is none to compare it with."""
     run = loads.make(loads.Load(ranks=2, steps=3))
-    seen = {name: column[:ranks] for name, column in run.ranks.items()}
-    first = {name: column[run.collectives["rank"] == 0][:calls] for name, column in run.collectives.items()}
-    job = dataclasses.replace(run.job, exit_code=1)
-    run = dataclasses.replace(run, job=job, ranks=seen, collectives=first)
+    first = np.flatnonzero(run.collectives["rank"] == 0)[:calls]
+    run = with_job(only(run, ranks=slice(ranks), collectives=first), exit_code=1)
     assert judge(run).verdicts[0].evidence[0].startswith(reported)
 
 

@@ -1,7 +1,6 @@
 """What is said where measurements are missing: launches, phases, collectives, or all but a log of steps."""
 
 import csv
-import dataclasses
 import io
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +19,7 @@ from hindmost_judge.model import COLLECTIVES, GPU_TIME, METRICS, RUNNING, STEPS,
 from hindmost_judge.verdict.inconclusive import without_lost_leads
 from hindmost_judge.verdict.schema import Verdict
 
-from tests.runs import blocks_of, made, rows_of
+from tests.runs import blocks_of, made, named, only, rows_of, with_job
 from tests.scenarios import loads
 
 
@@ -35,7 +34,7 @@ def test_an_unsampled_run_queue_is_no_zero() -> None:
     run = loads.make(loads.Load())
     calls = dict(run.collectives)
     calls["runqueue_ns"] = np.where(calls["rank"] == 2, -1, 0)
-    found = phase(dataclasses.replace(run, collectives=calls), "self_runqueue")
+    found = phase(replace(run, collectives=calls), "self_runqueue")
     assert found == ["0", "0", "", "0"]
 
 
@@ -44,14 +43,8 @@ def test_a_rank_without_any_file_read_is_no_zero() -> None:
     run = loads.make(loads.Load())
     first = run.collectives["rank"] == 1
     starts = run.collectives["start_ns"][first] - 3_000_000
-    reads = {
-        "rank": np.full(len(starts), 1, np.int32),
-        "name": np.full(len(starts), "file_read"),
-        "start_ns": starts,
-        "duration_ns": np.full(len(starts), 2_000_000),
-        "value": np.zeros(len(starts)),
-    }
-    assert phase(dataclasses.replace(run, intervals=reads), "file_read") == ["", "2", "", ""]
+    reads = table("intervals", rank=1, name="file_read", start_ns=starts, duration_ns=2_000_000, value=0.0)
+    assert phase(replace(run, intervals=reads), "file_read") == ["", "2", "", ""]
 
 
 def bare(slow_ms: float) -> Run:
@@ -62,7 +55,7 @@ def bare(slow_ms: float) -> Run:
     longer = (steps["rank"] == 1) * int(slow_ms * 1e6)
     jitter = np.random.default_rng(3).normal(0, 1e5, len(longer)).astype(np.int64)
     steps |= {"duration_ns": 20_000_000 + longer + jitter, "start_ns": run.steps["start_ns"]}
-    return dataclasses.replace(run, steps=steps, collectives=empty(COLLECTIVES))
+    return replace(run, steps=steps, collectives=empty(COLLECTIVES))
 
 
 def test_bare_steps_alike_long_say_nothing() -> None:
@@ -97,9 +90,8 @@ def test_steps_that_only_one_rank_recorded_hide_no_rank(alone: int, end: str) ->
     gpu |= {"flags": np.full_like(gpu["flags"], GPU_TIME)}
     missing = gpu["seq"] < alone if end == "first" else gpu["seq"] >= 150 - alone
     kept = (gpu["rank"] == 2) | ~missing
-    terse = {name: column[kept] for name, column in gpu.items()}
-    job = dataclasses.replace(run.job, pace_ns=12e6)
-    verdict = judge(Run(job, ranks=run.ranks, collectives=terse)).verdicts[0]
+    terse = only(Run(run.job, ranks=run.ranks, collectives=gpu), collectives=kept)
+    verdict = judge(with_job(terse, pace_ns=12e6)).verdicts[0]
     assert (verdict.kind, verdict.ranks, verdict.since_step) == ("straggler", (2,), 0)
 
 
@@ -123,7 +115,7 @@ def test_a_run_queue_that_few_steps_sampled_is_no_short_one(
     sampled = run.steps["step"] % every == (60 if every == 100 else 3)
     queued = np.where(run.steps["rank"] == 2, int(queued_ms * 1e6), 0)
     clocks = {"cpu_ns": np.where(sampled, 8_000_000, -1), "runqueue_ns": np.where(sampled, queued, -1)}
-    verdict = judge(dataclasses.replace(run, steps={**run.steps, **clocks})).verdicts[0]
+    verdict = judge(replace(run, steps={**run.steps, **clocks})).verdicts[0]
     assert (verdict.ranks, verdict.cause == "cpu_contention") == ((2,), reported)
 
 
@@ -131,18 +123,11 @@ def test_a_run_queue_that_few_steps_sampled_is_no_short_one(
 def test_an_unmarked_step_does_not_spread_samples_over_all_steps(unmarked: list[int]) -> None:
     """Of a job that runs the newest step's collectives are there before its mark: samples keep to their steps."""
     run = loads.make(loads.Load(kind="torch"))
-    marked = ~np.isin(run.steps["step"], unmarked)
-    steps = {name: column[marked] for name, column in run.steps.items()}
     ends = int((run.steps["start_ns"] + run.steps["duration_ns"]).max())
     times = np.linspace(0, ends, 40).astype(np.int64)
-    metrics = {
-        "node": np.full(40, "node0"),
-        "name": np.full(40, "hindmost_process_resident_memory_bytes"),
-        "labels": np.full(40, '{"job": "made", "rank": "1"}'),
-        "time_ns": times,
-        "value": np.where(times > ends / 2, 2.0, 1.0),
-    }
-    found = blocks_of(dataclasses.replace(run, steps=steps, metrics=metrics))
+    memory = {"name": "hindmost_process_resident_memory_bytes", "labels": '{"job": "made", "rank": "1"}'}
+    samples = table("metrics", node="node0", **memory, time_ns=times, value=np.where(times > ends / 2, 2.0, 1.0))
+    found = blocks_of(only(replace(run, metrics=samples), steps=~np.isin(run.steps["step"], unmarked)))
     late = np.arange(len(found.steps) * 2 // 3, len(found.steps))
     assert tuple(found.gauge("rss", steps)[1] for steps in (late, late - late[0])) == (2.0, 1.0)
 
@@ -155,8 +140,7 @@ def in_phases(**shown: slice) -> Run:
     jitter = np.random.default_rng(3).integers(-20_000, 20_000, len(rank))
     columns = {"duration_ns": np.full(len(rank), 30_000_000), "forward_ns": 25_000_000 + jitter}
     part = table("steps", rank=rank, step=step, kind="train", start_ns=step * 30_000_000, **columns)
-    steps = {name: column[held] for name, column in part.items()}
-    return made(4, steps=[steps], world_size=None)
+    return only(made(4, steps=[part], world_size=None), steps=held)
 
 
 def test_a_step_that_a_rank_did_not_record_is_no_step_of_nothing() -> None:
@@ -174,7 +158,7 @@ def test_phases_in_which_a_rank_did_nothing_clear_no_rank(cpu_ms: tuple[int, int
     run = in_phases()
     used = np.where(run.steps["rank"] == 1, cpu_ms[1], cpu_ms[0]) * 1_000_000
     phases = {"forward_ns": run.steps["forward_ns"] + 9_000_000, "cpu_ns": np.where(run.steps["step"] % 4, -1, used)}
-    (verdict,) = judge(dataclasses.replace(run, steps=run.steps | phases)).verdicts
+    (verdict,) = judge(replace(run, steps=run.steps | phases)).verdicts
     assert verdict.kind == kind
 
 
@@ -182,13 +166,13 @@ def test_input_of_all_ranks_is_no_wait_for_another() -> None:
     """A rank that waits for its input uses no CPU either, and no other rank takes part in that."""
     run = in_phases()
     phases = {"input_ns": np.full(160, 9_000_000), "cpu_ns": np.full(160, 20_000_000)}
-    assert judge(dataclasses.replace(run, steps=run.steps | phases)).verdicts[0].kind != "insufficient_data"
+    assert judge(replace(run, steps=run.steps | phases)).verdicts[0].kind != "insufficient_data"
 
 
 def test_a_job_whose_phases_say_little_learns_what_to_mark() -> None:
     """It was recorded whole already: hindmost does not know what it computes in a step."""
     run = in_phases()
-    bare = dataclasses.replace(run, steps=run.steps | {"forward_ns": np.full(160, 300_000)})
+    bare = replace(run, steps=run.steps | {"forward_ns": np.full(160, 300_000)})
     assert judge(bare).verdicts[0].advice == ('write `with hindmost.phase("forward"):` around what it computes',)
 
 
@@ -204,10 +188,10 @@ def test_a_master_and_its_workers_are_said_to_be_that() -> None:
     """A task farm has no step that could be marked."""
     run, rank = in_phases(), np.repeat(np.arange(4), 2)
     waits = np.where(rank == 0, 49_000_000, 1_000_000)
-    calls = {name: np.zeros(8, values.dtype) for name, values in empty(COLLECTIVES).items()}
-    calls |= {"rank": rank, "seq": np.arange(8), "start_ns": np.tile([0, 50_000_000], 4), "duration_ns": waits}
-    job = dataclasses.replace(run.job, ended_ns=10**12)
-    (verdict,) = judge(dataclasses.replace(run, job=job, steps=empty(STEPS), collectives=calls)).verdicts
+    begun = np.tile([0, 50_000_000], 4)
+    calls = table("collectives", rank=rank, comm=0, seq=range(8), start_ns=begun, duration_ns=waits)
+    farm = with_job(replace(run, steps=empty(STEPS), collectives=calls), ended_ns=10**12)
+    (verdict,) = judge(farm).verdicts
     said = "; rank 0 waits in calls for 99 % of the time, as a master does; ranks 1 to 3 work"
     assert verdict.evidence[0].endswith(said)
     assert "compare the workers" in verdict.advice[0]
@@ -222,9 +206,7 @@ def test_a_master_and_its_workers_are_said_to_be_that() -> None:
 )
 def test_a_job_that_starts_is_asked_for_patience_before_marks(ended: int | None, why: str, do: str) -> None:
     """Of one that is over no step will come."""
-    run = in_phases()
-    run = dataclasses.replace(run, steps=empty(STEPS), job=dataclasses.replace(run.job, ended_ns=ended))
-    (verdict,) = judge(run).verdicts
+    (verdict,) = judge(with_job(replace(in_phases(), steps=empty(STEPS)), ended_ns=ended)).verdicts
     assert verdict.evidence[0].startswith(why)
     assert verdict.advice[0].startswith(f"{do}write `for batch in hindmost.steps(loader):`")
 
@@ -236,7 +218,7 @@ def without_steps(job: Run, pattern: bool) -> Run:
     if not pattern:
         columns["bytes"] = sizes[columns["seq"]]
     columns["step"] = np.full(len(columns["rank"]), -1)
-    return dataclasses.replace(job, collectives=columns, steps=empty(STEPS), metrics=empty(METRICS))
+    return replace(job, collectives=columns, steps=empty(STEPS), metrics=empty(METRICS))
 
 
 def test_collectives_without_a_pattern_tell_who_came_last_and_name_no_rank() -> None:
@@ -252,7 +234,7 @@ def test_collectives_without_a_pattern_tell_who_came_last_and_name_no_rank() -> 
 def test_a_job_without_a_pattern_that_failed_says_that_it_failed() -> None:
     """What ended it is worth more than what repeats in it."""
     run = without_steps(simulate(Scenario(4, 60)).run, pattern=False)
-    (verdict,) = judge(dataclasses.replace(run, job=dataclasses.replace(run.job, exit_code=1))).verdicts
+    (verdict,) = judge(with_job(run, exit_code=1)).verdicts
     assert "before the job failed" in verdict.evidence[0]
     assert verdict.advice == ("read the job's own output",)
 
@@ -267,7 +249,7 @@ def test_a_gap_in_the_recording_is_no_step() -> None:
     """Of a segment that is torn no collective is left: the time until the next one is not the length of a step."""
     run = simulate(Scenario(4, 60, faults=(Fault("compute", (2,), 0.2),))).run
     whole, lost = judge(run), (run.collectives["step"] >= 20) & (run.collectives["step"] < 35)
-    torn = judge(dataclasses.replace(run, collectives={name: one[~lost] for name, one in run.collectives.items()}))
+    torn = judge(only(run, collectives=~lost))
     assert torn.job.step_ms["mean"] == pytest.approx(whole.job.step_ms["mean"], rel=0.02)
     assert torn.verdicts[0].cost_ratio == pytest.approx(whole.verdicts[0].cost_ratio, rel=0.05)
 
@@ -360,12 +342,8 @@ def _logged(forward: list[float], backward: float = 20.0, groups: list[list[int]
     )
 
 
-def _named(run: Run) -> list[tuple[str, tuple[int, ...]]]:
-    return [(verdict.kind, verdict.ranks) for verdict in judge(run).verdicts]
-
-
 @pytest.mark.parametrize(
-    ("forward", "groups", "named"),
+    ("forward", "groups", "slow"),
     [
         # Ranks that share a model take equally long: a single longer one is slow itself.
         ([8.0, 8.0, 8.0, 11.0], None, (3,)),
@@ -376,9 +354,9 @@ def _named(run: Run) -> list[tuple[str, tuple[int, ...]]]:
     ],
 )
 def test_ranks_of_longer_forwards_are_named(
-    forward: list[float], groups: list[list[int]] | None, named: tuple[int, ...]
+    forward: list[float], groups: list[list[int]] | None, slow: tuple[int, ...]
 ) -> None:
-    assert _named(_logged(forward, groups=groups)) == [("straggler", named)]
+    assert [found[:2] for found in named(_logged(forward, groups=groups))] == [("straggler", slow)]
 
 
 @pytest.mark.parametrize(("second", "groups"), [(10.6, None), (13.0, None), (11.0, [[0, 1, 2, 3], [0, 1], [2, 3]])])
@@ -410,7 +388,7 @@ def test_what_was_overwritten_unread_clears_no_rank(lost: int, kind: str, sure: 
     """The verdict is as sure as events were read; of a rank most of whose events were lost, nothing is known."""
     run = loads.make(loads.Load(ranks=4, steps=150))
     states = [(rank, 10**9, RUNNING, 60_000, lost * (rank == 2), -1, -1, "") for rank in range(4)]
-    report = judge(dataclasses.replace(run, rank_states=from_rows("rank_states", states)))
+    report = judge(replace(run, rank_states=from_rows("rank_states", states)))
     (verdict,) = report.verdicts
     assert (verdict.kind, verdict.confidence) == (kind, pytest.approx(sure, abs=0.01) if sure else None)
     seen = f"{lost:,} of 60,000 events of rank 2 ({lost / 600:.0f} %) were overwritten before the agent read them"
@@ -422,7 +400,7 @@ def test_a_slow_rank_is_named_by_what_was_read_of_it() -> None:
     """And less surely, as more of it was lost."""
     run = loads.make(loads.Load(ranks=4, steps=150, faults=[{"rank": 1, "compute": 5.0}]))
     states = [(rank, 10**9, RUNNING, 1000, 400, -1, -1, "") for rank in range(4)]
-    (verdict,) = judge(dataclasses.replace(run, rank_states=from_rows("rank_states", states))).verdicts
+    (verdict,) = judge(replace(run, rank_states=from_rows("rank_states", states))).verdicts
     assert (verdict.kind, verdict.ranks, verdict.confidence) == ("straggler", (1,), pytest.approx(0.6))
 
 
@@ -431,13 +409,9 @@ def test_a_rank_that_neither_runs_nor_queues_while_others_poll_is_not_cleared(
     ran: float, spun: float, sure: bool
 ) -> None:
     """It is stopped in collectives as well, where all ranks leave late alike; sleepers show nothing."""
-    rows = [
-        (f"hindmost_process_{name}_seconds_total", f'{{"job": "made", "rank": "{rank}"}}', tick, share * on * tick)
-        for rank, on in ((0, spun), (1, ran))
-        for name, share in (("cpu", 0.4), ("runqueue", 0.6))
-        for tick in range(6)
-    ]
+    shares = (("cpu_seconds", 0.4), ("runqueue_seconds", 0.6))
+    rows = [row for name, of in shares for row in loads.counters(name, {0: of * spun, 1: of * ran}, range(6))]
     run = loads.make(loads.Load(ranks=2, transfer=6.0))
-    (found,) = judge(dataclasses.replace(run, metrics=loads.metrics(rows))).verdicts
+    (found,) = judge(replace(run, metrics=loads.metrics(rows))).verdicts
     assert (found.kind == "balanced") == sure
     assert sure or found.evidence[0].startswith("rank 1 neither ran nor waited for a CPU for 10 % of the time")

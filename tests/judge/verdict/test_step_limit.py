@@ -24,6 +24,7 @@ from hindmost_judge.verdict import whole_job, wording
 from hindmost_judge.verdict.schema import BOUNDS, UNSURE, StepLimit, Verdict
 
 from tests.pages import inside
+from tests.runs import with_rows
 from tests.scenarios import loads
 
 ROOT = Path(__file__).parents[3]
@@ -44,7 +45,7 @@ def with_levels(run: Run, **levels: float) -> Run:
         table("metrics", **rows, name=f"hindmost_gpu_{name}_ratio", value=np.full(len(clock), value))
         for name, value in levels.items()
     ]
-    return replace(run, metrics=concatenate("metrics", [run.metrics, *parts]))
+    return with_rows(run, metrics=concatenate("metrics", parts))
 
 
 def found(run: Run) -> StepLimit:
@@ -114,11 +115,7 @@ def test_transfers_that_take_most_of_the_step_are_what_bounds_it() -> None:
 def test_transfers_are_as_long_as_they_were_measured(queues: float) -> None:
     """Whatever share of them their ranks queue for a CPU."""
     run = loads.make(loads.Load(transfer=20.0))
-    rows = [
-        ("hindmost_process_runqueue_seconds_total", f'{{"job": "made", "rank": "{rank}"}}', second, queues * second)
-        for rank in range(4)
-        for second in (0, 1, 2)
-    ]
+    rows = loads.counters("runqueue_seconds", dict.fromkeys(range(4), queues), range(3))
     assert found(replace(run, metrics=loads.metrics(rows))).evidence == "transfers are 71 % of the typical step"
 
 

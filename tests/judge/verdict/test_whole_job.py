@@ -21,12 +21,8 @@ from hindmost_judge.settings import DEFAULT
 from hindmost_judge.verdict import all_slower
 from hindmost_judge.verdict.schema import Report, Slowed, Verdict
 
-from tests.runs import blocks_of, only_verdict
-from tests.scenarios.loads import Load, make, metrics
-
-
-def found(run: Run) -> list[tuple[str, tuple[int, ...], str | None]]:
-    return [(verdict.kind, verdict.ranks, verdict.cause) for verdict in judge(run).verdicts]
+from tests.runs import blocks_of, named, only_verdict, with_rows
+from tests.scenarios.loads import Load, counters, make, metrics
 
 
 def steps(run: Run, **columns: Any) -> Run:
@@ -39,7 +35,7 @@ def test_sequences_of_uneven_length_are_no_rank_s_fault(layout: str, counted: bo
     """Whether tokens were counted or only the GPU's time tells: the work is uneven, and no rank is named."""
     run = simulate(Scenario(seed=7, layout=layout, tensor=2, varying_lengths=0.15)).run
     run = run if counted else steps(run, work=np.zeros_like(run.steps["work"]))
-    assert found(run) == [("uneven_workload", (), "workload")]
+    assert named(run) == [("uneven_workload", (), "workload")]
     assert judge(run).verdicts[0].confidence == (0.95 if counted else 0.7)
 
 
@@ -76,8 +72,8 @@ def test_no_rank_is_named_among_few_with_uncounted_work(seed: int) -> None:
 def test_a_rank_that_always_has_more_work_is_late_for_it() -> None:
     """A tenth more tokens in each step and a tenth more time: the cause is the work."""
     run = simulate(Scenario(seed=7, faults=(Fault("compute", (3,), 0.1),))).run
-    assert found(run) == [("straggler", (3,), "compute")]
-    assert found(steps(run, work=np.where(run.steps["rank"] == 3, 4505, 4096))) == [("straggler", (3,), "workload")]
+    assert named(run) == [("straggler", (3,), "compute")]
+    assert named(steps(run, work=np.where(run.steps["rank"] == 3, 4505, 4096))) == [("straggler", (3,), "workload")]
 
 
 def host_bound(ended_ms: float, forward: float, step_ms: float = 100, resident: float | None = None) -> Run:
@@ -139,24 +135,19 @@ def test_what_makes_one_rank_late_does_not_make_a_job_host_bound(late: bool, sai
 
 def memory(pressure: float, faults: dict[int, float]) -> Table:
     """Ten seconds of a node that stands still for memory, and of page faults of its ranks."""
-    rows: list[tuple[str, str, float]] = [
-        ("hindmost_node_pressure_waiting_seconds_total", '{"resource": "memory"}', pressure)
-    ]
-    rows += [
-        ("hindmost_process_major_page_faults_total", f'{{"job": "made", "rank": "{rank}"}}', rate)
-        for rank, rate in faults.items()
-    ]
-    return metrics([(name, labels, t, rate * t) for name, labels, rate in rows for t in range(10)])
+    name = "hindmost_node_pressure_waiting_seconds_total"
+    waits = [(name, '{"resource": "memory"}', second, pressure * second) for second in range(10)]
+    return metrics([*waits, *counters("major_page_faults", faults, range(10))])
 
 
 def test_a_rank_that_reads_its_pages_from_disk_waits_for_memory() -> None:
     """Pressure of the node in about the size of the delay, and page faults of one rank: that is the cause."""
     run = make(Load(steps=150, faults=[{"rank": 1, "blocked": 4.0}]))
-    assert found(run) == [("straggler", (1,), "unknown")]
+    assert named(run) == [("straggler", (1,), "unknown")]
     thrashing = replace(run, metrics=memory(0.33, {0: 0.1, 1: 300.0, 2: 0.0, 3: 0.2}))
-    assert found(thrashing) == [("straggler", (1,), "memory")]
+    assert named(thrashing) == [("straggler", (1,), "memory")]
     alike = replace(run, metrics=memory(0.33, dict.fromkeys(range(4), 300.0)))
-    assert found(alike) == [("straggler", (1,), "unknown")]
+    assert named(alike) == [("straggler", (1,), "unknown")]
 
 
 @pytest.mark.parametrize(("life", "kind"), [(RUNNING, "straggler"), (FINISHED, "balanced")])
@@ -173,22 +164,15 @@ def test_a_job_that_goes_on_with_fewer_ranks_is_judged_by_periods() -> None:
     first = make(Load(kind="torch", ranks=3, steps=60, faults=[{"rank": 2, "compute": 5.0}]))
     second = make(Load(kind="torch", ranks=2, steps=80, names=[1, 2], faults=[{"rank": 0, "compute": 5.0}]))
     later = int((first.steps["start_ns"] + first.steps["duration_ns"]).max()) + 10**9
-    joined = {}
-    for table in ("steps", "collectives"):
-        early, late = getattr(first, table), dict(getattr(second, table))
-        late |= {"start_ns": late["start_ns"] + later, "step": late["step"] + 60}
-        if table == "collectives":
-            late |= {"comm": late["comm"] + np.uint64(1)}
-        joined[table] = {name: np.concatenate([early[name], late[name]]) for name in early}
-    life = np.array([VANISHED, FINISHED, FINISHED])
-    states = tables.table("rank_states", rank=np.arange(3), life=life, time_ns=0)
-    steps_, calls = joined["steps"], joined["collectives"]
-    report = judge(replace(first, steps=steps_, collectives=calls, rank_states=states))
-    assert {(verdict.kind, verdict.ranks) for verdict in report.verdicts} == {
-        ("straggler", (1,)),
-        ("straggler", (2,)),
-    }
-    assert {verdict.ranks: verdict.until_step for verdict in report.verdicts} == {(1,): None, (2,): 59}
+    steps, calls = (
+        table | {"start_ns": table["start_ns"] + later, "step": table["step"] + 60}
+        for table in (second.steps, second.collectives)
+    )
+    states = tables.table("rank_states", rank=range(3), life=[VANISHED, FINISHED, FINISHED], time_ns=0)
+    calls |= {"comm": calls["comm"] + np.uint64(1)}
+    report = judge(with_rows(first, steps=steps, collectives=calls, rank_states=states))
+    found = {(verdict.kind, verdict.ranks, verdict.until_step) for verdict in report.verdicts}
+    assert found == {("straggler", (1,), None), ("straggler", (2,), 59)}
     assert report.notes[0] == "3 ranks until step 59, 2 since then: each part is judged separately"
 
 
@@ -227,20 +211,20 @@ def test_input_that_stalls_once_or_twice_limits_no_job(stalls: int) -> None:
         for step in (80, 150)[:stalls]
     ]
     run = make(Load(kind="torch", ranks=4, steps=200, compute=20.0, faults=once))
-    assert "input_bound" not in [kind for kind, _, _ in found(run)]
+    assert "input_bound" not in [kind for kind, _, _ in named(run)]
 
 
 def test_a_long_input_is_no_want_of_a_cpu() -> None:
     """Where ranks share CPUs, a rank that waits in its own marked input is late for that."""
     run = make(Load(ranks=3, steps=120, cpus=2, faults=[{"rank": 1, "blocked": 26.0}]))
-    assert found(run) == [("insufficient_data", (), None)]
+    assert named(run) == [("insufficient_data", (), None)]
     marked = make(Load(kind="torch", ranks=3, steps=120)).steps
     begin = run.collectives["start_ns"] - run.collectives["self_ns"]
     late = np.where(run.collectives["rank"] == 1, 30_000_000, 4_000_000)
     period = run.collectives["self_ns"] + run.collectives["duration_ns"]
     phases = {"start_ns": begin, "duration_ns": period, "input_ns": late}
     phases |= {"forward_ns": np.full(360, -1), "backward_ns": np.full(360, -1)}
-    assert found(replace(run, steps=marked | phases)) == [("straggler", (1,), "input")]
+    assert named(replace(run, steps=marked | phases)) == [("straggler", (1,), "input")]
 
 
 def test_a_late_rank_that_computes_more_is_named_on_shared_cpus_too() -> None:
@@ -254,9 +238,9 @@ def test_a_late_rank_that_computes_more_is_named_on_shared_cpus_too() -> None:
         reported = {"cpu_ns": (cpu * 1e6).astype(np.int64), "runqueue_ns": (queue * 1e6).astype(np.int64)}
         return replace(steps(run, **reported), metrics=cpus)
 
-    assert found(with_cpu(28.0, 6.0, 45.0)) == [("straggler", (1,), "compute")]
-    assert found(with_cpu(6.0, 6.0, 60.0)) == [("balanced", (), None)]
-    assert found(with_cpu(6.0, 50.0, 60.0)) == [("balanced", (), None)]
+    assert named(with_cpu(28.0, 6.0, 45.0)) == [("straggler", (1,), "compute")]
+    assert named(with_cpu(6.0, 6.0, 60.0)) == [("balanced", (), None)]
+    assert named(with_cpu(6.0, 50.0, 60.0)) == [("balanced", (), None)]
 
 
 def starvation(cpu_ms: float) -> Run:
@@ -265,28 +249,21 @@ def starvation(cpu_ms: float) -> Run:
     mine = run.steps["rank"] == 1
     cpu = np.where(mine, int(cpu_ms * 1e6), 8_000_000)
     queued = np.where(mine, 100_000, 0)
-    rows = [(rank, threads) for rank in range(4) for threads in ("python", "pt_autograd")]
-    labels = [f'{{"job": "made", "rank": "{rank}", "threads": "{threads}"}}' for rank, threads in rows]
-    labels += [f'{{"job": "made", "rank": "{rank}"}}' for rank in range(4)]
-    rates = [0.25 * (rank == 1) for rank, _ in rows] + [0.0, 0.3, 0.0, 0.0]
-    name = ["hindmost_process_thread_group_runqueue_seconds_total"] * 8 + [
-        "hindmost_process_runqueue_seconds_total"
-    ] * 4
-    ticks = np.arange(4)
-    metrics = {
-        "node": np.full(48, "node0"),
-        "name": np.repeat(name, 4),
-        "labels": np.repeat(labels, 4),
-        "time_ns": np.tile(ticks * 400_000_000, 12),
-        "value": np.concatenate([rate * ticks * 0.4 for rate in rates]),
-    }
-    return replace(steps(run, cpu_ns=cpu, runqueue_ns=queued), metrics=metrics)
+    who = [f'"job": "made", "rank": "{rank}"' for rank in range(4)]
+    groups = [(f'{{{one}, "threads": "{name}"}}', 0.25) for one in who for name in ("python", "pt_autograd")]
+    rows = [
+        (f"hindmost_process_{name}runqueue_seconds_total", labels, tick, tick * rate * (who[1] in labels))
+        for name, each in (("thread_group_", groups), ("", [(f"{{{one}}}", 0.3) for one in who]))
+        for labels, rate in each
+        for tick in range(3)
+    ]
+    return replace(steps(run, cpu_ns=cpu, runqueue_ns=queued), metrics=metrics(rows))
 
 
 def test_threads_of_an_oversubscribed_rank_wait_for_a_cpu_too() -> None:
     """The main thread waits in backward for a thread without a CPU; but a rank that computes more also queues more."""
-    assert found(starvation(4.0)) == [("straggler", (1,), "cpu_contention")]
-    assert found(starvation(16.0)) == [("straggler", (1,), "compute")]
+    assert named(starvation(4.0)) == [("straggler", (1,), "cpu_contention")]
+    assert named(starvation(16.0)) == [("straggler", (1,), "compute")]
 
 
 def _job(cause: str, onset: int, layout: str = "dp", end: int | None = None) -> Scenario:
