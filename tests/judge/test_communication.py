@@ -9,6 +9,8 @@ from hindmost_judge.judge import judge
 from hindmost_judge.model import GPU_TIME, NONBLOCKING, Job, Run
 from hindmost_judge.overview import Overview
 
+from tests.runs import MS, made
+
 
 def test_wait_is_what_a_call_takes_beyond_the_shortest_of_its_members() -> None:
     """Two groups of two ranks reduce 1 MiB in 2 ms; one rank of each waits another 6 ms."""
@@ -83,6 +85,20 @@ def test_of_a_job_without_steps_the_table_has_the_share_of_calls() -> None:
     assert communication.share_of_time(run, np.arange(3)) == pytest.approx([0.8, 0.2, np.nan], nan_ok=True)
     titles, cells = columns.table(judge(run).to_dict()["ranks"])
     assert (titles, cells) == (["rank", "in calls"], [["0", "80 %"], ["1", "20 %"]])
+
+
+def test_who_waits_in_messages_between_collectives_has_its_share_of_calls() -> None:
+    """Rank 0 exchanges for 6 ms of each step of 10, since rank 1 comes late; waits in collectives say nothing of it."""
+    calls = [("sendrecv", 0, 2, 6), ("sendrecv", 1, 7.9, 0.1), ("all_reduce", 0, 9, 1), ("all_reduce", 1, 9, 1)]
+    rows = [
+        (rank, 7, step, op, int((1000 + 10 * step + start) * MS), int(took * MS), 8, 0, peer, *[-1] * 5)
+        for step in range(60)
+        for op, rank, start, took in calls
+        for peer in [-1 if op == "all_reduce" else 1 - rank]
+    ]
+    run = made(2, collectives=[from_rows("collectives", rows)])
+    shares = [row.calls_ratio for row in judge(run).ranks]
+    assert shares == [pytest.approx(0.7, abs=0.01), pytest.approx(0.11, abs=0.01)]
 
 
 def sweep(op: str, sizes: list[int], *, calls: int = 20, ranks: int = 4) -> Run:

@@ -127,7 +127,7 @@ class RankRow:
     cpu_ratio: float | None = None  # CPUs in use by the process
     runqueue_ratio: float | None = None  # share of the time in which its main thread waited for a CPU
     rss_bytes: float | None = None
-    calls_ratio: float | None = None  # share of the time in collectives and messages, of a run without steps
+    calls_ratio: float | None = None  # share of the time in collectives and messages, where ``wait_ms`` is not all
 
 
 @dataclass(frozen=True)

@@ -75,7 +75,7 @@ def ranks(run: Run, blocks: Blocks | None) -> RankRows:
     texts = {field: _texts(run, seen, column) for field, column in (("node", "node"), ("gpu", "gpu_uuid"))}
     if blocks is None:
         return RankRows(seen, texts, {"calls_ratio": communication.share_of_time(run, seen)}, {}, at)
-    figures = _figures(blocks)
+    figures = _figures(run, blocks)
     if len(at) < len(seen):
         every = {name: np.full(len(seen), np.nan) for name in figures}
         for name, values in figures.items():
@@ -141,12 +141,13 @@ def _measured(run: Run, blocks: Blocks, name: str) -> np.ndarray[Any, Any] | Non
     return None
 
 
-def _figures(blocks: Blocks) -> dict[str, Floats]:
-    """Field of ``RankRow`` to [R], ms or ratio."""
+def _figures(run: Run, blocks: Blocks) -> dict[str, Floats]:
+    """Field of ``RankRow`` to [R], ms or ratio. What ranks wait in messages is in their time in calls only."""
     unmeasured = np.full(len(blocks.ranks), np.nan)
     named = {"cpu_ratio": "cpu", "runqueue_ratio": "runqueue", "rss_bytes": "rss"}
     gauges = {field: blocks.gauge(name) for field, name in named.items()}
     peers = 1.0 if len(blocks.ranks) > 1 else np.nan  # who is alone waits for none
+    messages = blocks.pipeline is None and blocks.joined is not None and blocks.joined.peer_wait.any()
     return {
         "step_ms": np.full(len(blocks.ranks), blocks.step_ns / 1e6),
         "self_ms": unmeasured if blocks.overlapped else median(blocks.self_time, axis=1) / 1e6,
@@ -154,6 +155,7 @@ def _figures(blocks: Blocks) -> dict[str, Floats]:
         "transfer_ms": median(blocks.transfer, axis=1) / 1e6,
         "caused_wait_ms": peers * mean(blocks.caused) / 1e6,
         "share_last": peers * mean(blocks.last),
+        "calls_ratio": communication.share_of_time(run, blocks.ranks) if messages else unmeasured,
         **{name: unmeasured if values is None else values for name, values in gauges.items()},
     }
 
