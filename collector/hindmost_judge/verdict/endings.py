@@ -61,8 +61,8 @@ def of(run: Run, last_step: int | None = None) -> tuple[str | None, str | None]:
         said += [f"rank {first[0]} said: {message}"] if message else []
     elif len(gone):
         said.append(f"{_who(run, gone)} were killed or crashed{how or ', order unknown'}")
-    killed = _out_of_memory(run)
-    return "; ".join(said + killed), None if killed or signalled or not first else _to_do(run, first, how)
+    killed, others = _out_of_memory(run)
+    return "; ".join(said + killed + others), None if killed or signalled or not first else _to_do(run, first, how)
 
 
 def _to_do(run: Run, ranks: Sequence[int], how: str) -> str:
@@ -290,13 +290,19 @@ def _after(run: Run, ranks: Sequence[int], last_step: int | None) -> str:
     return "" if step is None else f" after step {step}"
 
 
-def _out_of_memory(run: Run) -> list[str]:
-    if not rows(run.metrics):
-        return []
-    found = Metrics.of(run).series("hindmost_node_oom_kills_total")
-    killed = {one.node: int(one.values[-1] - one.values[0]) for one in found if len(one.values)}
-    return [
-        f"{node} ran out of memory: its kernel killed {count} process{'es' * (count > 1)}"
-        for node, count in killed.items()
-        if count > 0
-    ]
+def _out_of_memory(run: Run) -> tuple[list[str], list[str]]:
+    """What is said of nodes whose kernels killed because memory ran out: as ranks ended, and at other times.
+
+    A node's count is of all that runs there. A process is gone a moment after it is killed.
+    """
+    during, apart = list[str](), list[str]()
+    when = {one.rank: one.time_ns for one in _ends(run)}
+    known, ends = bool(when) and when.keys() >= {*_gone(run)}, np.array([*when.values()], np.int64)
+    for one in Metrics.of(run).series("hindmost_node_oom_kills_total") if rows(run.metrics) else ():
+        since, until = one.times[:-1, None], one.times[1:, None] + LOOK_NS
+        then = ((since <= ends) & (ends <= until)).any(axis=1) | (not known)
+        counts = [int(np.diff(one.values)[mask].sum()) for mask in (then, ~then)]
+        theirs, other = (f"kernel killed {count} process{'es' * (count > 1)}" for count in counts)
+        during += [f"{one.node} ran out of memory: its {theirs}"] * (counts[0] > 0)
+        apart += [f"{one.node}'s {other} because memory ran out, but not as a rank ended"] * (counts[1] > 0)
+    return during, apart

@@ -324,6 +324,18 @@ def test_the_kernel_that_killed_for_want_of_memory_is_quoted() -> None:
     assert said.endswith("node0 ran out of memory: its kernel killed 2 processes")
 
 
+@pytest.mark.parametrize(("rose_s", "theirs"), [(9, True), (4, False), (14, False)])
+def test_a_process_killed_for_memory_at_another_time_is_no_reason(rose_s: int, theirs: bool) -> None:
+    """The kernel counts all kills of its node, also those of other jobs: only one as a rank ended was of this job."""
+    count = [("node0", "hindmost_node_oom_kills_total", "{}", at * 10**9, float(at > rose_s)) for at in range(18)]
+    run = ended([(VANISHED, 10), (VANISHED, 10)], metrics=from_rows("metrics", count))
+    states = run.rank_states | {"ended_ns": np.array([10, 11]) * 10**9, "exit_status": np.array([9, 15])}
+    said, to_do = endings.of(replace(run, rank_states=states))
+    assert said is not None
+    assert ("node0 ran out of memory" in said, to_do is None) == (theirs, theirs)
+    assert said.endswith("node0's kernel killed 1 process because memory ran out, but not as a rank ended") != theirs
+
+
 def test_a_job_killed_at_its_third_step_is_reported_as_that() -> None:
     """How it ended comes first, then what was recorded; advice to mark steps is left out for a job that died."""
     report = judge(ended([(VANISHED, 5)] + [(VANISHED, 9)] * 3))
