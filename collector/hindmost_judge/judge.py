@@ -90,6 +90,8 @@ def _of_those_that_meet(run: Run, settings: Settings) -> Report:
     blocks, aside, seen = _compared(run, settings)
     p99 = percentile(blocks.period, 99) if blocks is not None else float("nan")
     stop = hang.find(run, p99, settings)
+    if stop is None or not stop.seen:
+        stop = stops.for_good(run, p99, settings) or stop
     if stop is not None and not stop.seen and endings.first_to_die(run)[0]:  # what ended the job was no hang
         stop = None
     stalls, told_of_stalls = stops.find_ended_stalls(run, blocks, settings) if stop is None else ((), [])

@@ -271,7 +271,7 @@ def _intermittent(one: Mapping[str, Any], who: str) -> tuple[str, str]:
 def _hung(one: Mapping[str, Any], who: str) -> tuple[str, str]:
     step = f"in step {one['since_step']}: " if one.get("since_step") is not None else ""
     if one.get("cause") == "stopped":
-        return "HUNG", f"{step}{who} {'was' if len(one['ranks']) == 1 else 'were'} {_DOING['stopped']}"
+        return "HUNG", f"{step}{who or 'the job'} {'was' if len(one['ranks']) < 2 else 'were'} {_DOING['stopped']}"
     if one.get("cause") == "deadlock":
         return "HUNG", f"{step}{one['evidence'][0]}"
     if not one["victims"]:

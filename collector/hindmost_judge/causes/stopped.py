@@ -53,6 +53,17 @@ def during(run: Run, since: int, until: int) -> dict[int, float]:
     return seconds
 
 
+def to_the_end(run: Run) -> dict[int, tuple[int, int]]:
+    """Rank to the first and last sample (ns) of a stop after which it did not run, or only to be ended with its job."""
+    end = run.job.ended_ns or int(run.metrics["time_ns"].max(initial=0))
+    found = dict[int, tuple[int, int]]()
+    for rank, time, stopped in _sampled(run):
+        first, last = [(end, end), *_stops(time, stopped)][-1]
+        if end - last < _MOST * (last - first) and (stopped[-1] or not run.at_work):
+            found[rank] = first, last
+    return found
+
+
 def _sampled(run: Run) -> list[tuple[int, Array, Array]]:
     """Rank, times and whether it was stopped then, of ranks that were at any of them."""
     metrics = Metrics.of(run)

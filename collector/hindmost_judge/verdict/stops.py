@@ -14,7 +14,7 @@ from dataclasses import replace
 import numpy as np
 
 from hindmost_judge.blocks import Blocks
-from hindmost_judge.causes.stopped import during, stopped_samples
+from hindmost_judge.causes.stopped import during, stopped_samples, to_the_end
 from hindmost_judge.causes.telemetry import Metrics
 from hindmost_judge.detect import hang
 from hindmost_judge.detect.hang import Hang, Mismatch, since_step
@@ -49,7 +49,24 @@ def _of_hang(stop: Hang, run: Run, blocks: Blocks | None) -> Verdict:
         evidence=tuple(_hang_evidence(stop, run)),
         advice=tuple(_hang_advice(stop, run)),
     )
-    return _with_waits(verdict, run)
+    if cause == "stopped" and len(stop.ranks) >= max(run.job.world_size or 0, rows(run.ranks)):  # none is to blame
+        verdict = replace(verdict, ranks=())
+    return _with_waits(verdict, run) if stop.op else replace(verdict, since_time_s=stop.entered_ns / 1e9)
+
+
+def for_good(run: Run, step_ns: float, settings: Settings) -> Hang | None:
+    """A job whose ranks, some or all, were stopped to its end, and in which nothing began any more: seen or not, the
+    others wait for these. A launcher lets processes go on to end them."""
+    limit, halted = settings.hang_timeout_ns(step_ns), to_the_end(run)
+    began = max(int(table["start_ns"].max(initial=0)) for table in (run.steps, run.collectives))
+    every = {*run.ranks["rank"].tolist()}
+    long = {rank: stop for rank, stop in halted.items() if rank in every and stop[1] - max(stop[0], began) >= limit}
+    if not long:
+        return None
+    since = max(first for first, _ in long.values())
+    ranks = tuple(sorted(rank for rank, (_, last) in long.items() if last > since))
+    until, victims = min(long[rank][1] for rank in ranks), tuple(sorted(every - {*ranks}))
+    return Hang("hang", ranks, victims, 0, -1, "", until - since, {}, entered_ns=since)
 
 
 def _with_waits(verdict: Verdict, run: Run) -> Verdict:
@@ -327,7 +344,7 @@ def _hang_evidence(stop: Hang, run: Run) -> list[str]:
     stacks = _stacks_of(run)
     at = {rank: _standing(stacks[rank]) for rank in stop.ranks if rank in stacks}
     which = f"that {stop.op} is number {stop.seq}" if stop.seq >= 0 else "the operation is"
-    number = [] if stop.waits else [WhichOperation(f"{which} of {group}")]
+    number = [] if stop.waits or not stop.op else [WhichOperation(f"{which} of {group}")]
     if stop.deadlock:
         others = [are(stop.victims, "waits for them")] if stop.victims else []
         return [
@@ -351,6 +368,9 @@ def _hang_evidence(stop: Hang, run: Run) -> list[str]:
     found = [f"{_waits(stop.waits, run)}; {waited}" if stop.waits else f"{waited}{_absent(stop, run)}"]
     if seconds and seconds.keys() >= set(stop.ranks):
         found = [f"{stopped(seconds)}; {waited}"]
+        if not stop.op:
+            begin = f", from {(stop.entered_ns - (run.job.started_ns or 0)) / 1e9:.1f} s after the job's start"
+            found = [stopped(seconds) + (begin if run.job.started_ns else "")]
     elif seconds:
         found.append(stopped(seconds))
     said = {rank: words for rank, (_, words) in last_words(run).items() if rank in stop.ranks}

@@ -12,7 +12,7 @@ from hindmost_judge.judge import judge
 from hindmost_judge.model import Run
 from hindmost_judge.verdict.schema import Verdict
 
-from tests.runs import with_job, with_rows
+from tests.runs import only, with_job, with_rows
 from tests.scenarios.loads import Load, hang, held_up, make, metrics, standing
 
 SECOND = 10**9
@@ -65,6 +65,23 @@ def test_ranks_that_are_in_the_next_operation_wait_for_the_one_stopped_in_the_la
     assert verdict.evidence[0].endswith("; 3 ranks wait in all_reduce")
 
 
+@pytest.mark.parametrize("seen", [True, False])
+@pytest.mark.parametrize(
+    ("ranks", "until", "named"),
+    [((1,), 24, (1,)), ((1, 3), 24, (1, 3)), ((0, 1, 2, 3), 24, ()), ((1,), 14, None), ((1,), 8, None)],
+)
+def test_a_rank_stopped_to_the_end_is_what_the_job_waits_for(
+    seen: bool, ranks: tuple[int, ...], until: int, named: tuple[int, ...] | None
+) -> None:
+    """Also where no operation was seen open, or begun; let go only to be ended. Not if it ran for long after it."""
+    run = make(FOUR)
+    run = only(run, collectives=np.full(len(run.collectives["rank"]), seen))
+    run = with_job(run, started_ns=1, ended_ns=28 * SECOND, exit_code=1)
+    verdict = judge(sampled(run, dict.fromkeys(ranks, range(3, until)), range(1, 28))).verdicts[0]
+    assert (verdict.ranks if verdict.kind == "hang" else None) == named
+    assert (verdict.cause == "stopped") == (named is not None)
+
+
 @pytest.mark.parametrize("at_work", [True, False])
 def test_ranks_that_wait_for_a_stopped_one_in_a_circle_are_no_deadlock(at_work: bool) -> None:
     """Rank 1 was stopped in a send to rank 0, which sends to it: it goes on once it may."""
@@ -91,7 +108,8 @@ def test_a_rank_that_waits_for_a_deadlock_does_not_end_it_by_going_on() -> None:
 def test_where_all_ranks_are_stopped_the_network_is_not_suspected() -> None:
     """As when a scheduler suspends a job: no rank waits for another."""
     verdict = hung((0, 1, 2, 3), range(WAIT + 1, WAIT + 31), missing=())
-    assert of_verdict(verdict.__dict__).what.endswith("ranks 0 to 3 were stopped by a signal or a debugger")
+    assert of_verdict(verdict.__dict__).what.endswith("the job was stopped by a signal or a debugger")
+    assert verdict.ranks == ()
     assert verdict.advice[0].startswith("`kill -CONT 100 101 102 103` on node0 lets ranks 0 to 3 go on")
     assert verdict.evidence[0].endswith("; ranks wait in all_reduce"), "their number is not 0"
 
