@@ -7,7 +7,8 @@ import logging
 import os
 import re
 from abc import abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -152,16 +153,6 @@ class NumberFile(NamedTuple):
     full: int | None = None
 
 
-class Fixed:
-    """A number that was read, in the place of its file."""
-
-    def __init__(self, value: int) -> None:
-        self._value = value
-
-    def integer(self) -> int:
-        return self._value
-
-
 class NumberFiles(Sampler):
     """Base of samplers whose every value is a small file of its own, as in sysfs: ``scan`` names them.
 
@@ -170,8 +161,9 @@ class NumberFiles(Sampler):
 
     def __init__(self, host: Host) -> None:
         super().__init__(host)
-        self._open: dict[Path, File | Fixed] = {}
-        self._read: list[tuple[File | Fixed, NumberFile]] = []
+        #: By file what reads its number.
+        self._open: dict[Path, Callable[[], int]] = {}
+        self._read: list[tuple[Callable[[], int], NumberFile]] = []
         self._until_scan = 0
         self._said: set[str] = set()
 
@@ -188,36 +180,36 @@ class NumberFiles(Sampler):
             self._rescan()
             self._until_scan = RESCAN
         self._until_scan -= 1
-        return [self._number(file, item) for file, item in self._read]
+        return [self._number(integer, item) for integer, item in self._read]
 
     def _rescan(self) -> None:
         before, self._open = self._open, {}
         found: list[Series] = []
         self._read = []
         for item in self.scan():
-            file = before.get(item.path) or self._opened(item)
-            if file is not None:
-                self._open[item.path] = file
-                self._read.append((file, item))
+            integer = before.get(item.path) or self._opened(item)
+            if integer is not None:
+                self._open[item.path] = integer
+                self._read.append((integer, item))
                 found.append(item.series)
         found += self.further()
         if not found:
             raise Absent(f"nothing to read for {self.name}")
         self.series = tuple(found)
 
-    def _opened(self, item: NumberFile) -> File | Fixed | None:
+    def _opened(self, item: NumberFile) -> Callable[[], int] | None:
         try:
             file = File(item.path)
-            return Fixed(file.integer()) if item.fixed else file
+            return partial(int, file.integer()) if item.fixed else file.integer
         except FileNotFoundError:  # not every device has every file
             return None
         except (OSError, ValueError) as error:
             self._say(item, error)
             return None
 
-    def _number(self, file: File | Fixed, item: NumberFile) -> float:
+    def _number(self, integer: Callable[[], int], item: NumberFile) -> float:
         try:
-            value = file.integer()
+            value = integer()
         except (OSError, ValueError) as error:
             self._say(item, error)
             return NAN

@@ -1,5 +1,6 @@
 """NVIDIA's management library, opened once for all samplers: its GPUs, many values of one in a call, XID events."""
 
+import contextlib
 import ctypes
 import importlib
 import logging
@@ -146,12 +147,10 @@ class XidErrors:
                 if getattr(error, "value", None) != TIMEOUT:
                     self._again(devices, error)
                 return
-            self._count(known.get(_address(event.device)) or self._asked_for(event.device), str(event.eventData))
-
-    def _count(self, uuid: str, xid: str) -> None:
-        self.counts[uuid, xid] += 1
-        self.totals[uuid] += 1
-        log.warning("GPU %s: XID %s", uuid, xid)
+            uuid, xid = known.get(_address(event.device)) or self._asked_for(event.device), str(event.eventData)
+            self.counts[uuid, xid] += 1
+            self.totals[uuid] += 1
+            log.warning("GPU %s: XID %s", uuid, xid)
 
     def _asked_for(self, handle: Any) -> str:
         """The UUID of a GPU that is none of the node's known ones; a lost one does not say it."""
@@ -190,16 +189,11 @@ class XidErrors:
     def _again(self, devices: Iterable[Device], error: Exception) -> None:
         """Start over with a new set: what broke the old one may be one GPU's end, and the others go on."""
         self._say("NVML's event stream failed (%s): restarting it", error)
-        self._free()
-        self._listen(devices)
-
-    def _free(self) -> None:
         events, self._events = self._events, None
         self._asked.clear()
-        try:
+        with contextlib.suppress(self._lib.NVMLError):
             self._lib.nvmlEventSetFree(events)
-        except self._lib.NVMLError as error:
-            log.debug("cannot free an event set (%s)", error)
+        self._listen(devices)
 
     def _say(self, what: str, error: Exception) -> None:
         if what not in self._said:

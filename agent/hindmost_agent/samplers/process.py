@@ -366,6 +366,31 @@ IN_MEMORY = {b"tmpfs", b"devtmpfs", b"ramfs", b"proc", b"sysfs", b"devpts", b"hu
 MOST_FILES = 64
 
 
+class _Below:
+    """What is remembered of the descendants of one rank."""
+
+    def __init__(self) -> None:
+        self.pids: list[int] | None = None
+        self.sums = Sums()
+        self.mounts: set[tuple[str, str]] = set()
+        self._calls: dict[int, tuple[float, float, bool]] = {}
+
+    def grown(self, place: int, total: float) -> float:
+        """The total of a rank and its live descendants, never less than before; missing where the rank's own is.
+
+        The kernel's count of a process includes the children that it waited for. One that has just ended is in neither.
+        What is still missing at the next sample never comes: the rank ignores SIGCHLD.
+        """
+        if math.isnan(total):
+            return NAN
+        gone, highest, fell = self._calls.get(place, (0.0, 0.0, False))
+        missing = highest - gone - total
+        if fell and missing > 0:
+            gone += missing
+        self._calls[place] = (gone, max(highest, gone + total), missing > 0)
+        return self._calls[place][1]
+
+
 @register
 class ProcessChildren(TableSampler):
     """Storage that each rank read and wrote, and its descendants; a rank's DataLoader workers count with it."""
@@ -380,43 +405,38 @@ class ProcessChildren(TableSampler):
 
     def __init__(self, host: Host) -> None:
         super().__init__(host)
-        self._sums: defaultdict[tuple[int, int], Sums] = defaultdict(Sums)
-        self._known: dict[tuple[int, int], list[int]] = {}
-        self._mounts: defaultdict[tuple[int, int], set[tuple[str, str]]] = defaultdict(set)
-        self._calls: dict[tuple[int, int], dict[int, tuple[float, float, bool]]] = {}
+        self._below: dict[tuple[int, int], _Below] = {}
         self._samples = 0
         self._said = False
 
     def table(self) -> dict[Series, float]:
         found: dict[Series, float] = {}
         live = {(rank.pid, rank.start_ticks): rank for rank in self.host.ranks.shown()}
-        for table in (self._sums, self._known, self._mounts, self._calls):
-            for key in table.keys() - live.keys():
-                table.pop(key)
+        self._below = {key: self._below.get(key) or _Below() for key in live}
         thorough = self._samples % THOROUGH == 0
         self._samples += 1
-        for key, rank in live.items():
-            if thorough or key not in self._known:
+        for rank, below in zip(live.values(), self._below.values(), strict=True):
+            if thorough or below.pids is None:
                 pids = descendants(self.host, rank.pid)
             else:
-                pids = list(dict.fromkeys([*self._known[key], *children_of_main(self.host, rank.pid)]))
+                pids = list(dict.fromkeys([*below.pids, *children_of_main(self.host, rank.pid)]))
             if pids is not None:  # else the kernel lists none
-                self._known[key] = pids
-            found.update(self._of_rank(rank, key, pids))
+                below.pids = pids
+            found.update(self._of_rank(rank, below, pids))
         return found
 
-    def _of_rank(self, rank: RankProcess, key: tuple[int, int], pids: list[int] | None) -> dict[Series, float]:
+    def _of_rank(self, rank: RankProcess, below: _Below, pids: list[int] | None) -> dict[Series, float]:
         """The descendants of a rank added up, without those that are ranks; without them, the mounts it waits for."""
         proc, who = self.host.proc, (rank.job_id, str(rank.rank))
         children = {pid: one for pid in pids or () if (one := _stat_of(proc, pid)) is not None}
         files = {pid: _io(proc / str(pid)) for pid in (rank.pid, *children)}
         found = {}
         if pids is not None:
-            found = _added_up(proc, who, children, self._sums[key], files)
+            found = _added_up(proc, who, children, below.sums, files)
             for metric, place in ((READ_CALLS, _CALLS), (READ_ANY, _ASKED)):
                 own, *workers = (counts[place] for counts in files.values())
                 total = own + sum(count for count in workers if not math.isnan(count))
-                found[series(metric, *who)] = self._grown(key, place, total)
+                found[series(metric, *who)] = below.grown(place, total)
         main = _stat_of(proc, rank.pid)
         states = {rank.pid: main} if main is not None else {}
         if states:
@@ -427,26 +447,10 @@ class ProcessChildren(TableSampler):
                 log.warning("/proc/%d: io cannot be read (logged once)", rank.pid)
         blocked = [pid for pid, one in (states | children).items() if one.state == UNINTERRUPTIBLE]
         mounts = [mount for pid in blocked if (mount := newest_mount(proc / str(pid))) is not None]
-        self._mounts[key].update(mounts)
-        for mount in sorted(self._mounts[key]):
+        below.mounts.update(mounts)
+        for mount in sorted(below.mounts):
             found[series(MOUNT_BLOCKED, *who, *mount)] = float(mounts.count(mount))
         return found
-
-    def _grown(self, key: tuple[int, int], place: int, total: float) -> float:
-        """The total of a rank and its live descendants, never less than before; missing where the rank's own is.
-
-        The kernel's count of a process includes the children that it waited for. One that has just ended is in neither.
-        What is still missing at the next sample never comes: the rank ignores SIGCHLD.
-        """
-        if math.isnan(total):
-            return NAN
-        places = self._calls.setdefault(key, {})
-        gone, highest, fell = places.get(place, (0.0, 0.0, False))
-        missing = highest - gone - total
-        if fell and missing > 0:
-            gone += missing
-        places[place] = (gone, max(highest, gone + total), missing > 0)
-        return places[place][1]
 
 
 def _stat_of(proc: Path, pid: int) -> Stat | None:

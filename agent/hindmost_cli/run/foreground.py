@@ -55,11 +55,14 @@ def run(
         started(process.pid)
         while process.poll() is None:
             info = signal.sigwaitinfo(watched)
-            _pass_on(process, info)
-            _hear(info, heard)
+            if info.si_signo != signal.SIGCHLD:
+                if info.si_code != SI_KERNEL:
+                    process.send_signal(info.si_signo)
+                heard(signal.Signals(info.si_signo))
         # A second Ctrl-C that came while the job was leaving was meant for the job, not for what we do next.
         while (late := signal.sigtimedwait(watched, 0)) is not None:
-            _hear(late, heard)
+            if late.si_signo != signal.SIGCHLD:
+                heard(signal.Signals(late.si_signo))
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return process.returncode
@@ -112,13 +115,3 @@ def _child_setup(mask: set[signal.Signals | int]) -> Callable[[], None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     return setup
-
-
-def _hear(info: signal.struct_siginfo, heard: Callable[[signal.Signals], None]) -> None:
-    if info.si_signo != signal.SIGCHLD:
-        heard(signal.Signals(info.si_signo))
-
-
-def _pass_on(process: subprocess.Popen[bytes], info: signal.struct_siginfo) -> None:
-    if info.si_signo != signal.SIGCHLD and info.si_code != SI_KERNEL:
-        process.send_signal(info.si_signo)

@@ -237,7 +237,9 @@ class Session:
                 say(note)
             collector, said = _collector(request, launcher, job, directory, environ, started, (host, proof))
             proves = proof.variables(elsewhere=elsewhere and launcher.ENVIRONMENT_IS_PRIVATE)
-            agent = _agent(said["grpc"], job, rings, directory, {**environ, **proves}, started)
+            arguments = ["--collector", said["grpc"], "--job-id", job, "--ring-dir", str(rings)]
+            agent = _started("agent", arguments, {**environ, **proves}, directory, started)
+            agent.ready("ready")
             collector.ready("loaded")
         except (HindmostError, KeyboardInterrupt):
             for daemon in started:
@@ -346,10 +348,7 @@ def _collector(
         arguments += [f"--on-verdict={from_here(request.on_verdict)}"]
     if request.live:
         arguments += ["--http", request.listen or f"{environment.LOOPBACK}:0"]
-    daemon = Daemon(
-        "collector", [*arguments, "--exit-when-stdin-closes"], environ, directory / "logs" / "collector.log"
-    )
-    started.append(daemon)
+    daemon = _started("collector", arguments, environ, directory, started)
     return daemon, daemon.ready("grpc")
 
 
@@ -360,11 +359,9 @@ def from_here(on_verdict: str) -> str:
     return shlex.join(["sh", "-c", 'cd "$1" && shift && exec "$@"', "sh", str(Path.cwd()), *shlex.split(on_verdict)])
 
 
-def _agent(
-    collector: str, job: str, rings: Path, directory: Path, environ: Mapping[str, str], started: list[Daemon]
+def _started(
+    name: str, arguments: Sequence[str], environ: Mapping[str, str], directory: Path, started: list[Daemon]
 ) -> Daemon:
-    arguments = ["--collector", collector, "--job-id", job, "--ring-dir", str(rings), "--exit-when-stdin-closes"]
-    daemon = Daemon("agent", arguments, environ, directory / "logs" / "agent.log")
+    daemon = Daemon(name, [*arguments, "--exit-when-stdin-closes"], environ, directory / "logs" / f"{name}.log")
     started.append(daemon)
-    daemon.ready("ready")
     return daemon
