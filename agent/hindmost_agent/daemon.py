@@ -212,18 +212,14 @@ class Daemon:
                 next_ns = now_ns
         except Exception:
             log.exception("tick failed; going on with the next")
-        if self.settings.ring_dir is not None and not self.settings.exit_when_stdin_closes:
-            self._leave_with_job(now_ns)
+        if self.settings.ring_dir is not None and not self.settings.exit_when_stdin_closes:  # it leaves with its job
+            seen = self.agent.seen_ns
+            if seen is None and now_ns - self._started_ns > NO_RANK_NS:
+                self.leave(NO_RANK)
+            elif seen is not None and now_ns - seen > ALL_GONE_NS and not len(self.agent.rings):
+                self.leave(ALL_GONE)
         delay_s = max(next_ns - self._monotonic_ns(), 0) / NS
         self._next = asyncio.get_running_loop().call_later(delay_s, self._tick)
-
-    def _leave_with_job(self, now_ns: int) -> None:
-        seen = self.agent.seen_ns
-        if seen is None:
-            if now_ns - self._started_ns > NO_RANK_NS:
-                self.leave(NO_RANK)
-        elif now_ns - seen > ALL_GONE_NS and not len(self.agent.rings):
-            self.leave(ALL_GONE)
 
     def _part(self, reason: str) -> None:
         said: dict[str, object] = {"left": reason}

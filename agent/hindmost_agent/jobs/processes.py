@@ -65,27 +65,26 @@ def descendants(host: Host, pid: int) -> list[int] | None:
 
 def children_of_main(host: Host, pid: int) -> list[int]:
     """Children that a process's main thread started, as DataLoader does its workers, without ranks: one file."""
-    try:
-        listed = read_once(f"{host.proc}/{pid}/task/{pid}/children", 65536).split()
-    except OSError:
-        return []
-    return [int(child) for child in listed if child.isdigit() and host.ranks.get(int(child)) is None]
+    listed = _children_of_thread(host.proc / str(pid), pid) or ()
+    return [child for child in listed if host.ranks.get(child) is None]
 
 
 def children(folder: Path) -> list[int] | None:
     """Children of all threads of a process; ``None`` where the kernel does not list them."""
-    found: list[int] | None = None
     try:
-        tasks = numbers(folder / "task")
+        listed = [_children_of_thread(folder, task) for task in numbers(folder / "task")]
     except OSError:
         return None
-    for task in tasks:
-        try:
-            listed = read_once(f"{folder}/task/{task}/children", 65536).split()
-        except OSError:
-            continue
-        found = (found or []) + [int(child) for child in listed if child.isdigit()]
-    return found
+    known = [found for found in listed if found is not None]
+    return [child for found in known for child in found] if known else None
+
+
+def _children_of_thread(folder: Path, task: int) -> list[int] | None:
+    try:
+        listed = read_once(f"{folder}/task/{task}/children", 65536).split()
+    except OSError:
+        return None
+    return [int(child) for child in listed if child.isdigit()]
 
 
 def _by_psutil(host: Host, pid: int) -> list[int] | None:

@@ -492,7 +492,9 @@ class RankStates:
         """
         state, entered = wire.RankState(rank=rank, time_ns=now_ns, life=wire.RankState.RUNNING), list(seen.waits)
         if producer is not None:
-            state.life, state.last_words = _life(producer), producer.last_words
+            gone = wire.RankState.RUNNING if producer.gone_ns is None else wire.RankState.VANISHED
+            state.life = wire.RankState.FINISHED if producer.closed else gone
+            state.last_words = producer.last_words
             state.events_total, state.events_lost_total = producer.written, producer.lost
             state.ended_ns = producer.end.ended_ns or 0
             if (status := producer.end.status) is not None:
@@ -551,9 +553,3 @@ def open_events(producer: Producer, now_ns: int) -> list[ring.Event]:
             continue
         found += [event for event in records if event.start_ns < latest_ns]
     return found
-
-
-def _life(producer: Producer) -> wire.RankState.Life:
-    if producer.closed:
-        return wire.RankState.FINISHED
-    return wire.RankState.RUNNING if producer.gone_ns is None else wire.RankState.VANISHED
