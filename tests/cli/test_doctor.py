@@ -233,11 +233,6 @@ def test_json_for_programs(says: Says) -> None:
     assert said["python"]["state"] == "yes"
 
 
-def test_an_interpreter_that_is_not_there(says: Says) -> None:
-    """--python with a path that does not exist is refused by name."""
-    assert "/no/such/python" in says(2, ["doctor", "--python", "/no/such/python"]).err
-
-
 def launcher(folder: Path, *lines: str) -> list[str]:
     """A launcher that says this of its nodes, whatever it is asked to start."""
     return [str(shell_program(folder / "srun", "\n".join(["cat <<'END'", *lines, "END"]))), "--nodelist=n[1-4]"]

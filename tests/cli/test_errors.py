@@ -30,16 +30,6 @@ def fails(monkeypatch: pytest.MonkeyPatch) -> Callable[[Exception], None]:
     return make
 
 
-def test_an_empty_path_is_not_this_folder(says: Says) -> None:
-    """An unset variable: the line says so."""
-    assert says(2, ["report", ""]).err == "hindmost report: PATH is empty: is a variable not set?\n"
-
-
-def test_part_of_an_option_is_not_taken_for_the_whole(says: Says) -> None:
-    """``--out`` is an option of ``run``, and a folder: of ``report`` it would write a file of that name."""
-    assert "--out" in says(2, ["report", "runs/7", "--out", "folder"]).err
-
-
 @pytest.mark.parametrize(
     ("command", "module", "extra"),
     [
@@ -123,7 +113,9 @@ def test_wrong_words_are_one_line_with_the_remedy(says: Says, words: list[str]) 
         (["compare", "", "."], "PATH is empty: is a variable not set?"),
         (["compare", ".", ""], "PATH is empty: is a variable not set?"),
         (["query", "", "select 1"], "PATH is empty: is a variable not set?"),
+        (["report", ""], "PATH is empty: is a variable not set?"),
         (["report", ".", ""], "PATH is empty: is a variable not set?"),
+        (["doctor", "--python", "/no/such/python"], "--python /no/such/python: no such program"),
         (["report", ".", "--output", ""], "--output is empty: is a variable not set?"),
         (["report", ".", "--config", ""], "--config is empty: is a variable not set?"),
         (["report", ".", "--ranks", ""], "--ranks is empty: is a variable not set?"),
@@ -195,6 +187,8 @@ def test_an_option_of_another_command_is_said_to_be_its(capsys: pytest.CaptureFi
     assert hindmost_cli.main(["--fail-if", "run"]) == 2
     assert "unrecognized arguments: --fail-if; --fail-if belongs to `hindmost compare`" in capsys.readouterr().err
     assert "; `hindmost report --help` lists the options" in says(2, ["report", "run", "--fail-never"]).err
+    # Part of an option is not taken for the whole: ``--output`` of ``report`` would write a file of that name.
+    assert "unrecognized arguments: --out" in says(2, ["report", "runs/7", "--out", "folder"]).err
 
 
 @pytest.mark.parametrize(

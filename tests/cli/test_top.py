@@ -281,15 +281,20 @@ def test_whatever_was_pasted_leads_to_the_page(address: str) -> None:
     assert source.place(address) == "http://h:80"
 
 
-@pytest.mark.parametrize("path", ["hindmost-runs/gone", "./gone", "/runs/gone"])
-def test_a_path_that_is_not_there_is_no_address(path: str) -> None:
-    """It is named, with what can be given."""
-    with pytest.raises(UsageError, match=f"^{path}: no such run directory; give one, or HOST:PORT"):
-        source.place(path)
-
-
-@pytest.mark.parametrize("address", ["h:x", "ftp://h:1", "http://"])
-def test_what_is_no_address(address: str) -> None:
-    """Named, with what to write."""
-    with pytest.raises(UsageError, match="give HOST:PORT from the first line"):
-        source.place(address)
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        *(
+            (path, f"{path}: no such run directory; give one, or HOST:PORT")
+            for path in ("runs/gone", "./gone", "/gone")
+        ),
+        *(
+            (other, f"ADDRESS '{other}': give HOST:PORT from the first line")
+            for other in ("h:x", "ftp://h:1", "http://")
+        ),
+    ],
+)
+def test_what_is_no_address(text: str, said: str) -> None:
+    """Named, with what to write, as is a path that is not there."""
+    with pytest.raises(UsageError, match=f"^{said}"):
+        source.place(text)

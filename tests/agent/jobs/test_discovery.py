@@ -31,6 +31,12 @@ from hindmost_agent.sampler import NS, Host
 from hindmost_proto import telemetry_pb2 as wire
 
 RANK = "PMI_RANK=0 PMI_SIZE=2 SLURM_JOB_ID=99"
+PYTHON = "python\0train.py\0"
+#: What runs a rank, which is below it.
+WRAPPERS = (
+    "timeout\x0038\0python\0", "nice\0", "/usr/bin/nsys\0profile\0", "Apptainer runtime parent\0", "-bash\0",
+    "/opt/conda/bin/python\0/opt/conda/bin/conda\0run\0", "uv\0run\0", "nohup\0", "stdbuf\0-oL\0",
+)  # fmt: skip
 
 
 def process(
@@ -97,17 +103,6 @@ def test_a_launcher_s_process_is_a_rank(host: Host, environ: str, job: str, rank
     assert (found.job_id, found.rank, found.start_ticks) == (job, rank, 555)
 
 
-def test_workers_shells_and_plain_processes_are_no_ranks(host: Host) -> None:
-    """A DataLoader's worker inherits its rank's environment; a shell only carries it; a batch script has none."""
-    rank = "PMI_RANK=0 PMI_SIZE=2 SLURM_JOB_ID=99"
-    process(host.proc, 100, rank, argv="/bin/bash\0run.sh\0")
-    process(host.proc, 101, rank, parent=100)
-    process(host.proc, 102, rank, parent=101)
-    process(host.proc, 103, "SLURM_JOB_ID=99")
-    Jobs(host).look(0)
-    assert [one.pid for one in host.ranks] == [101]
-
-
 def test_processes_out_of_reach(host: Host, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """An agent that is not root sees its own user's ranks only, and says so; those it finds as ever."""
     caplog.set_level("INFO")
@@ -141,15 +136,6 @@ def test_a_rank_that_ended_is_left(host: Host) -> None:
     (host.proc / "101").rmdir()
     jobs.look(PERIOD_NS)
     assert len(host.ranks) == 0
-
-
-def test_a_tool_that_a_rank_runs_through_a_shell_is_no_rank(host: Host) -> None:
-    """It inherits the environment, two processes below: it must not take the rank's place."""
-    process(host.proc, 300, RANK)
-    process(host.proc, 200, RANK, parent=300, argv="/bin/sh\0-c\0ffmpeg; true\0", start=600)
-    process(host.proc, 100, RANK, parent=200, argv="ffmpeg\0in\0", start=601)
-    Jobs(host).look(0)
-    assert [rank.pid for rank in host.ranks] == [300]
 
 
 def test_what_a_launcher_below_a_rank_starts_are_ranks(host: Host) -> None:
@@ -195,14 +181,20 @@ def test_processes_that_have_run_for_long_are_rarely_read(host: Host, monkeypatc
 
 
 @pytest.mark.parametrize(
-    "wrapper",
-    ["timeout\x0038\0python\0", "nice\0", "/usr/bin/nsys\0profile\0", "Apptainer runtime parent\0", "-bash\0",
-     "/opt/conda/bin/python\0/opt/conda/bin/conda\0run\0", "uv\0run\0", "nohup\0", "stdbuf\0-oL\0"],
-)  # fmt: skip
-def test_what_runs_a_rank_is_none(host: Host, wrapper: str) -> None:
-    """The process that trains is below it, with the same environment."""
-    process(host.proc, 100, RANK, argv=wrapper)
-    process(host.proc, 101, RANK, parent=100)
+    "processes",
+    [
+        {100: (1, "/bin/bash\0run.sh\0"), 101: (100, PYTHON), 102: (101, PYTHON)},
+        {101: (1, PYTHON), 200: (101, "/bin/sh\0-c\0ffmpeg; true\0"), 201: (200, "ffmpeg\0in\0")},
+        *({100: (1, argv), 101: (100, PYTHON)} for argv in WRAPPERS),
+    ],
+)
+def test_of_processes_with_a_rank_s_environment_one_is_the_rank(
+    host: Host, processes: dict[int, tuple[int, str]]
+) -> None:
+    """Not the shell or the tool that runs it, its DataLoader's workers, or what it starts through a shell."""
+    process(host.proc, 103, "SLURM_JOB_ID=99")
+    for pid, (parent, argv) in processes.items():
+        process(host.proc, pid, RANK, parent=parent, argv=argv, start=pid)
     Jobs(host).look(0)
     assert [rank.pid for rank in host.ranks] == [101]
 

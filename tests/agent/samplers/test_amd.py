@@ -223,26 +223,20 @@ def test_what_the_driver_does_not_know_is_missing(host: Host, driver: Driver) ->
     assert found["memory_utilization_ratio", FIRST] == pytest.approx(0.41)
 
 
-def test_what_is_not_supported_is_not_asked_again(host: Host, driver: Driver, caplog: pytest.LogCaptureFixture) -> None:
-    """A missing value, one line for each card, and no further call."""
-    driver.fails["amdsmi_get_power_info"] = {0: NOT_SUPPORTED, 1: NOT_SUPPORTED}
-    sampler = Amd(host)
-    read_gpu(sampler)
-    assert math.isnan(read_gpu(sampler)["power_watts", FIRST])
-    assert driver.calls.count("amdsmi_get_power_info") == 2
-    assert len(caplog.records) == 2
-
-
 def test_a_lost_card_stops_no_other(host: Host, driver: Driver) -> None:
-    """Its values are missing and up is 0; a driver that is only busy loses nothing but that value."""
+    """Its values are missing and up is 0; a driver that is only busy loses nothing but that value. What is not
+    supported is asked once."""
     sampler = Amd(host)
     driver.fails["amdsmi_get_gpu_activity"] = {0: NOT_FOUND, 1: BUSY}
+    driver.fails["amdsmi_get_clock_info"] = {1: NOT_SUPPORTED}
     found = read_gpu(sampler)
     assert (found["up", FIRST], found["up", SECOND]) == (0, 1)
     assert math.isnan(found["power_watts", FIRST])
     assert found["power_watts", SECOND] == 712
     driver.fails.clear()
-    assert read_gpu(sampler)["up", FIRST] == 1
+    found = read_gpu(sampler)
+    assert (found["up", FIRST], found["sm_clock_hertz", FIRST]) == (1, 1.9e9)
+    assert math.isnan(found["sm_clock_hertz", SECOND])
 
 
 def test_no_call_of_a_tick_is_known_to_block(host: Host, driver: Driver) -> None:

@@ -264,22 +264,16 @@ def test_two_pointers_to_one_gpu_are_one_gpu(nvml: Any) -> None:
     assert errors.counts == {("GPU-a", "79"): 1}
 
 
-def test_a_gpu_of_which_nothing_answers_is_down(gpu_host: Host, nvml: Any) -> None:
-    """Every call failed, none with "lost": it does not answer; one that answers anything is up."""
+@pytest.mark.parametrize(("status", "up", "then"), [(999, 0, 1), (3, math.nan, math.nan)])
+def test_a_gpu_of_which_nothing_answers_is_down(gpu_host: Host, nvml: Any, status: int, up: float, then: float) -> None:
+    """Every call failed, none with "lost"; one that answers anything is up. If all is not supported it is unknown."""
     sampler = Nvidia(gpu_host)
     calls = ("UtilizationRates", "PowerUsage", "ClockInfo", "CurrentClocksEventReasons")
-    nvml.fails = {f"nvmlDeviceGet{what}": {0: 999} for what in calls}
+    nvml.fails = {f"nvmlDeviceGet{what}": {0: status} for what in calls}
     found = read_gpu(sampler)
-    assert (found["up", "GPU-00000000"], found["up", "GPU-00000001"]) == (0, 1)
+    assert (found["up", "GPU-00000000"], found["up", "GPU-00000001"]) == pytest.approx((up, 1), nan_ok=True)
     del nvml.fails["nvmlDeviceGetClockInfo"]
-    assert read_gpu(sampler)["up", "GPU-00000000"] == 1
-
-
-def test_a_gpu_that_can_be_asked_nothing_is_neither_up_nor_down(gpu_host: Host, nvml: Any) -> None:
-    """All that it is asked is not supported: missing."""
-    calls = ("UtilizationRates", "PowerUsage", "ClockInfo", "CurrentClocksEventReasons")
-    nvml.fails = {f"nvmlDeviceGet{what}": {0: 3} for what in calls}
-    assert math.isnan(read_gpu(Nvidia(gpu_host))["up", "GPU-00000000"])
+    assert read_gpu(sampler)["up", "GPU-00000000"] == pytest.approx(then, nan_ok=True)
 
 
 def test_a_lost_gpu_takes_no_other_instances_along(gpu_host: Host, nvml: Any, caplog: pytest.LogCaptureFixture) -> None:

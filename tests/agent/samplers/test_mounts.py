@@ -4,7 +4,6 @@ import errno
 from pathlib import Path
 
 import pytest
-from hindmost_agent.kernel_files import mount_text
 from hindmost_agent.sampler import Absent, Host
 from hindmost_agent.samplers.lustre import Lustre
 from hindmost_agent.samplers.nfs import Nfs
@@ -92,22 +91,13 @@ def test_one_lustre_mount_that_cannot_be_read_stops_no_other(host: Host, monkeyp
     assert isinstance(absent.value.__cause__, OSError)
 
 
-def test_a_mount_s_name_is_as_it_is_typed() -> None:
-    """Lists of mounts write blanks and backslashes in octal."""
-    assert mount_text(rb"/my\040data\134\011x") == "/my data\\\tx"
-
-
 def test_what_is_read_around_the_cache_is_read_too(host: Host) -> None:
-    """Loaders and checkpoints that open with O_DIRECT are in columns of their own."""
-    line = "device nas:/data mounted on /data with fstype nfs statvers=1.1\n\tbytes:\t100 20 3000 400 3100 420 5 6\n"
-    write(host.proc / "self", {"mountstats": line})
-    found = {key[0].removeprefix("hindmost_node_nfs_"): value for key, value in read(Nfs(host)).items()}
-    assert (found["read_bytes_total"], found["written_bytes_total"]) == (3100, 420)
-    assert (found["server_read_bytes_total"], found["server_written_bytes_total"]) == (3100, 420)
-
-
-def test_an_nfs_mount_with_a_blank_in_its_name(host: Host) -> None:
-    """Export and mount point are shown as they are typed."""
-    line = "device nas:/my\\040data mounted on /my\\040data with fstype nfs4 statvers=1.1\n\tbytes:\t1 2 0 0 3 4 5 6\n"
-    write(host.proc / "self", {"mountstats": line})
-    assert {key[1:] for key in read(Nfs(host))} == {("nas:/my data", "/my data")}
+    """Loaders and checkpoints that open with O_DIRECT are in columns of their own. Names are shown as they are typed:
+    lists of mounts write blanks and backslashes in octal."""
+    line = "device nas:/my\\040data mounted on /my\\134d with fstype nfs4 statvers=1.1\n"
+    write(host.proc / "self", {"mountstats": f"{line}\tbytes:\t100 20 3000 400 3100 420 5 6\n"})
+    found = read(Nfs(host))
+    assert {key[1:] for key in found} == {("nas:/my data", "/my\\d")}
+    values = {key[0].removeprefix("hindmost_node_nfs_"): value for key, value in found.items()}
+    assert (values["read_bytes_total"], values["written_bytes_total"]) == (3100, 420)
+    assert (values["server_read_bytes_total"], values["server_written_bytes_total"]) == (3100, 420)
