@@ -142,7 +142,7 @@ SECTIONS: dict[Any, tuple[str, dict[str, str]]] = {
             "cpu_ratio": "CPUs that its process used; 1 is one CPU",
             "runqueue_ratio": "share of the time in which it waited for a CPU",
             "rss_bytes": "resident memory",
-            "calls_ratio": "share of the time in collectives and messages, where ranks wait in messages or no wait is known",
+            "calls_ratio": "share of the time in collectives and messages; null where each wait is known",
         },
     ),
     contract.WhatIf: (
