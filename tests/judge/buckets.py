@@ -63,6 +63,13 @@ def run(
     return made(RANKS, steps=marks, collectives=[collectives], source="a trace", pace_ns=pace), float(end[0])
 
 
+def with_cost(delays: Any, *, transfer: float = TRANSFER, gathers: float = 0.0, **how: Any) -> tuple[Run, float]:
+    """The job with these delays, and what they cost of each of its steps, ms."""
+    job, took = run(delays, transfer=transfer, gathers=gathers, **how)
+    calm = run(np.zeros_like(delays), transfer=transfer, gathers=gathers)[1]
+    return job, (took - calm) / delays.shape[1] / MS
+
+
 def _steps(start: Any, took: Any, forward: Any) -> Table:
     """Steps of hosts one step ahead of their GPUs: each as long as from one first bucket's end to the next's."""
     end = start + took

@@ -8,10 +8,10 @@ import pytest
 from hindmost_collector.simulate import Fault, Noise, Scenario, simulate
 from hindmost_judge.judge import judge
 from hindmost_judge.model import Run
-from hindmost_judge.verdict.schema import Verdict
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from tests.runs import named, only
 from tests.scenarios.loads import Load, make, renamed, shifted
 
 quick = settings(max_examples=12)
@@ -19,25 +19,17 @@ excesses = st.sampled_from([0.0, 0.3, 1.0, 4.0])
 seeds = st.integers(0, 1000)
 
 
-def verdicts(load: Load) -> tuple[Verdict, ...]:
-    return judge(make(load)).verdicts
-
-
 def job(delay: float, seed: int, **more: object) -> Load:
     return Load(steps=60, seed=seed, faults=[{"rank": 2, "compute": delay}], **more)  # type: ignore[arg-type]
-
-
-def named(found: tuple[Verdict, ...]) -> list[tuple[str, tuple[int, ...]]]:
-    return [(verdict.kind, verdict.ranks) for verdict in found]
 
 
 @quick
 @given(excesses, seeds, st.sampled_from([0.5, 3.0, 20.0]))
 def test_scaling_time_scales_cost(delay: float, seed: int, scale: float) -> None:
     """A job that is three times slower in everything loses three times the milliseconds, and the same share."""
-    plain, scaled = verdicts(job(delay, seed)), verdicts(job(delay, seed, scale=scale))
-    assert named(plain) == named(scaled)
-    for one, other in zip(plain, scaled, strict=True):
+    plain, scaled = make(job(delay, seed)), make(job(delay, seed, scale=scale))
+    assert [found[:2] for found in named(plain)] == [found[:2] for found in named(scaled)]
+    for one, other in zip(judge(plain).verdicts, judge(scaled).verdicts, strict=True):
         if one.cost_ms_per_step is not None and other.cost_ms_per_step is not None:
             assert abs(other.cost_ms_per_step / scale - one.cost_ms_per_step) < 0.01 * one.cost_ms_per_step + 1e-3
 
@@ -46,18 +38,17 @@ def test_scaling_time_scales_cost(delay: float, seed: int, scale: float) -> None
 @given(excesses, seeds)
 def test_one_more_healthy_rank_names_no_other(delay: float, seed: int) -> None:
     """One more rank does not get a healthy rank named; the slow one, near a threshold, may be."""
-    of_four = verdicts(job(delay, seed))
-    more = verdicts(replace(job(delay, seed), ranks=5))
-    slow = {fault["rank"] for fault in job(delay, seed).faults}
-    before = {rank for verdict in of_four for rank in verdict.ranks}
-    assert {rank for verdict in more for rank in verdict.ranks} <= before | slow
+    load = job(delay, seed)
+    jobs = [make(replace(load, ranks=count)) for count in (4, 5)]
+    before, after = ({rank for _, ranks, _ in named(run) for rank in ranks} for run in jobs)
+    assert after <= before | {fault["rank"] for fault in load.faults}
 
 
 @quick
 @given(seeds)
 def test_a_healthy_job_is_balanced(seed: int) -> None:
     """Noise alone never names anyone."""
-    assert [verdict.kind for verdict in verdicts(job(0.0, seed))] == ["balanced"]
+    assert named(make(job(0.0, seed))) == [("balanced", (), None)]
 
 
 TENSOR = Scenario(seed=5, ranks=16, layout="tp_dp", tensor=4)
@@ -131,8 +122,7 @@ def test_a_group_that_got_less_far_makes_no_link_of_the_others() -> None:
     first, second = ([comm for comm, who in members.items() if who == set(half)] for half in (range(4), range(4, 8)))
     early = calls["start_ns"] < np.quantile(calls["start_ns"], 0.1)
     kept = np.isin(calls["comm"], second) | (np.isin(calls["comm"], first) & early)
-    report = judge(replace(run, collectives={name: column[kept] for name, column in calls.items()}))
-    assert [verdict.kind for verdict in report.verdicts] == ["balanced"]
+    assert [kind for kind, *_ in named(only(run, collectives=kept))] == ["balanced"]
 
 
 STEP_MS = 100.0

@@ -1,6 +1,6 @@
 """Where the wall-clock time of a job went, and how fast it trained."""
 
-import dataclasses
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,7 +9,7 @@ from hindmost_collector.recordings.tables import table
 from hindmost_judge.model import GPU_TIME, Run
 from hindmost_judge.wall_clock import throughput, wall_clock
 
-from tests.runs import made
+from tests.runs import made, with_job
 
 S = 1_000_000_000
 START = 1_700_000_000 * S
@@ -20,9 +20,9 @@ def steps(rank: int, *spans: tuple[float, float, str], **columns: Any) -> Any:
     begin, long, kind = zip(*spans, strict=True)
     return table(
         "steps",
-        rank=np.full(len(spans), rank),
-        step=np.arange(len(spans)),
-        kind=np.array(kind),
+        rank=rank,
+        step=range(len(spans)),
+        kind=kind,
         start_ns=START + (np.array(begin) * S).astype(np.int64),
         duration_ns=(np.array(long) * S).astype(np.int64),
         **columns,
@@ -79,14 +79,7 @@ def test_parts_of_every_rank_add_up_to_the_job(seed: int) -> None:
 def test_a_checkpoint_between_two_steps_is_one() -> None:
     """Its interval counts as far as it is in no step."""
     run = job(steps(0, (10, 10, "train"), (30, 60, "train")))
-    wrote = table(
-        "intervals",
-        rank=np.zeros(1, int),
-        name=np.array(["checkpoint"]),
-        start_ns=[START + 18 * S],
-        duration_ns=[8 * S],
-    )
-    found = parts(dataclasses.replace(run, intervals=wrote))
+    found = parts(replace(run, intervals=intervals(("checkpoint", 18, 8))))
     assert (found["checkpoints"], found["between steps"]) == ([6.0], [4.0])
 
 
@@ -111,8 +104,8 @@ def intervals(*spans: tuple[str, float, float]) -> Any:
     names, begin, long = zip(*spans, strict=True)
     return table(
         "intervals",
-        rank=np.zeros(len(spans), int),
-        name=np.array(names),
+        rank=0,
+        name=names,
         start_ns=START + (np.array(begin) * S).astype(np.int64),
         duration_ns=(np.array(long) * S).astype(np.int64),
     )
@@ -122,7 +115,7 @@ def test_start_up_is_imports_communicators_set_up_and_first_batch() -> None:
     """A process imports until its last framework is there; what is before its first step, and neither, is set-up."""
     run = job(steps(0, (30, 20, "train"), (50, 50, "train"), input_ns=np.array([5 * S, S])))
     began = intervals(("import", 6, 4), ("init", 12, 3), ("import", 40, 1))
-    found = parts(dataclasses.replace(run, intervals=began), first=1)
+    found = parts(replace(run, intervals=began), first=1)
     assert found == {
         "launch": [4.0],
         "imports": [6.0],
@@ -137,7 +130,7 @@ def test_start_up_is_imports_communicators_set_up_and_first_batch() -> None:
 def test_a_compiled_program_loads_libraries_until_it_sets_up_communicators() -> None:
     """MPI_Init is recorded, and nothing before it."""
     run = job(steps(0, (30, 70, "train")))
-    found = parts(dataclasses.replace(run, intervals=intervals(("mpi_init", 9, 2))))
+    found = parts(replace(run, intervals=intervals(("mpi_init", 9, 2))))
     assert (found["imports"], found["communicators"], found["set-up"]) == ([5.0], [2.0], [19.0])
 
 
@@ -145,17 +138,17 @@ def test_without_marks_it_is_from_the_end_of_the_first_collective_to_the_last() 
     """Ranks wait in the first for one that is set up later. A GPU's clock says nothing of the job's."""
     calls = table(
         "collectives",
-        rank=np.zeros(2, int),
-        comm=np.ones(2, np.uint64),
-        seq=np.arange(2),
-        op=np.array(["all_reduce"] * 2),
+        rank=0,
+        comm=1,
+        seq=range(2),
+        op="all_reduce",
         start_ns=START + np.array([20, 70]) * S,
         duration_ns=np.array([9, 1]) * S,
-        flags=np.zeros(2, int),
+        flags=0,
     )
     run = made(1, collectives=[calls], started_ns=START, ended_ns=START + 100 * S)
     assert parts(run) == {"set-up": [29.0], "first to last communication": [42.0], "tear-down": [29.0]}
-    assert wall_clock(dataclasses.replace(run, collectives=calls | {"flags": np.full(2, GPU_TIME)})) is None
+    assert wall_clock(replace(run, collectives=calls | {"flags": np.full(2, GPU_TIME)})) is None
 
 
 def test_a_recording_that_does_not_say_when_the_job_began_has_no_start_up() -> None:
@@ -167,18 +160,9 @@ def test_a_recording_that_does_not_say_when_the_job_began_has_no_start_up() -> N
 
 def test_between_the_steps_of_an_excerpt_are_others() -> None:
     """A long recording is read in parts: what lies between two of them is no pause."""
-    spans = table(
-        "steps",
-        rank=[0, 0],
-        step=[3, 60],
-        kind=["train"] * 2,
-        start_ns=[START + 10 * S, START + 70 * S],
-        duration_ns=[S, S],
-    )
-    assert parts(dataclasses.replace(job(spans), job=dataclasses.replace(job(spans).job, steps=100)))["training"] == [
-        61.0
-    ]
-    assert parts(job(spans))["between steps"] == [59.0]
+    run = job(steps(0, (10, 1, "train"), (70, 1, "train")) | {"step": np.array([3, 60])})
+    assert parts(with_job(run, steps=100))["training"] == [61.0]
+    assert parts(run)["between steps"] == [59.0]
 
 
 def test_throughput_is_of_the_steps_after_warm_up() -> None:

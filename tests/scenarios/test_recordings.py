@@ -4,7 +4,6 @@ each a rank was once named or cleared falsely, or at a false cost, or the fault 
 backward and in those whose hosts launch for all of each step."""
 
 import warnings
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,6 +12,7 @@ from hindmost_collector.recordings.load import load
 from hindmost_judge.judge import judge
 
 from tests.recordings import OURS, STUDY, here, judged, recorded, recording
+from tests.runs import only, with_job
 
 from .expected import RECORDINGS, not_explained, waits_of_no_rank
 from .loads import without_first_steps
@@ -136,8 +136,7 @@ def test_a_launcher_that_ends_long_after_its_ranks_does_not_make_them_wait() -> 
     """They waited for 0.3 s, as one of them had crashed: however long the launcher then takes, that is no hang."""
     run = recorded(OURS / "mpi-observed-died-rank1.tar.xz")
     assert run.job.ended_ns is not None
-    slower = replace(run, job=replace(run.job, ended_ns=run.job.ended_ns + 10**10))
-    assert [one.kind for one in judge(slower).verdicts] == ["balanced"]
+    assert [one.kind for one in judge(with_job(run, ended_ns=run.job.ended_ns + 10**10)).verdicts] == ["balanced"]
 
 
 def test_a_queue_of_launches_is_no_difference_of_clocks() -> None:
@@ -226,12 +225,9 @@ def test_so_it_is_reported_while_few_steps_are_timed_on_gpus(steps: int) -> None
     """As that job began three of the steps that were timed were late ones, of a GPU that its host kept waiting."""
     run = recorded(OURS / "ddp-observed-late-hosts.tar.xz")
     now = run.steps["start_ns"][run.steps["step"] == steps].min()
-    arrived = {
-        name: {column: values[table["start_ns"] + table["duration_ns"] <= now] for column, values in table.items()}
-        for name, table in (("steps", run.steps), ("collectives", run.collectives))
-    }
-    heard = {column: values[run.metrics["time_ns"] <= now] for column, values in run.metrics.items()}
-    named = [verdict for verdict in judge(replace(run, **arrived, metrics=heard)).verdicts if verdict.ranks]
+    steps, calls = (table["start_ns"] + table["duration_ns"] <= now for table in (run.steps, run.collectives))
+    seen = only(run, steps=steps, collectives=calls, metrics=run.metrics["time_ns"] <= now)
+    named = [verdict for verdict in judge(seen).verdicts if verdict.ranks]
     assert {verdict.cause for verdict in named} <= {"unknown", "compute"}
     assert all(
         verdict.kind != "straggler" or verdict.cause == "unknown" or "CPU" in verdict.evidence[0] for verdict in named
@@ -242,10 +238,9 @@ def test_a_clock_that_explains_a_fifth_of_a_slow_backward_is_not_its_cause() -> 
     """In the first 40 steps the slow rank's clock was 1.9 % under its peers': half a millisecond of three."""
     run = load(OURS / "ddp-slow-backward-rank2.tar.xz")
     end = run.steps["start_ns"][run.steps["step"] == 40].min()
-    tables = {name: getattr(run, name) for name in ("steps", "collectives", "metrics")}
     times = {"steps": "start_ns", "collectives": "enqueue_ns", "metrics": "time_ns"}
-    first = {name: {one: col[table[times[name]] < end] for one, col in table.items()} for name, table in tables.items()}
-    (verdict,) = judge(replace(run, **first)).verdicts
+    first = only(run, **{name: run.tables()[name][time] < end for name, time in times.items()})
+    (verdict,) = judge(first).verdicts
     assert (verdict.ranks, verdict.cause) == ((2,), "compute")
 
 

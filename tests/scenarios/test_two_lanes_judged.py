@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 from hindmost_judge.judge import judge
 
+from tests.runs import named, only
+
 from .expected import not_explained
 
 BENCH = Path(__file__).parents[2] / "bench/accuracy"
@@ -168,8 +170,8 @@ def test_after_a_few_steps_a_host_is_named_by_its_work(bench: Any, seed: int, la
     """Who comes last then may only have started later: it costs the others nothing in the steps that follow."""
     run = bench("").simulate(bench(".families").job("input-bound, never", seed)).run
     begins = run.steps["start_ns"][run.steps["step"] == last + 1].min()
-    seen = {name: begun_before(getattr(run, name), begins) for name in ("steps", "collectives", "intervals")}
-    verdicts = judge(replace(run, **seen)).verdicts
+    seen = {name: run.tables()[name]["start_ns"] < begins for name in ("steps", "collectives", "intervals")}
+    verdicts = judge(only(run, **seen)).verdicts
     assert [(rank, verdict.cause) for verdict in verdicts for rank in verdict.ranks] == named
 
 
@@ -202,10 +204,6 @@ def test_sharded_jobs_hosts_are_judged_by_their_work(bench: Any, written: str, s
     found = grade.compared(asked, simulated.truth, [first])
     assert found["cost"] == pytest.approx(1.0, rel=0.15)
     assert sum(one.cost_ratio or 0.0 for one in others if one.ranks) < 0.02  # what hosts differ by
-
-
-def begun_before(rows: Any, time_ns: int) -> Any:
-    return {name: column[rows["start_ns"] < time_ns] for name, column in rows.items()}
 
 
 @pytest.mark.parametrize(("cpu", "cause"), [(1.0, "compute"), (0.0, "unknown")])
@@ -265,5 +263,4 @@ def test_a_host_that_is_not_ahead_is_not_slow(bench: Any, family: str, seed: int
     job = replace(bench(".families").job(family, seed), written="traces", faults=())
     run = bench("").simulate(job).run
     keeps = run.steps["step"] < np.where(run.steps["rank"] == 0, logged, of_others)
-    found = judge(replace(run, steps={name: column[keeps] for name, column in run.steps.items()}))
-    assert [one.ranks for one in found.verdicts if one.ranks] == []
+    assert [ranks for _, ranks, _ in named(only(run, steps=keeps)) if ranks] == []

@@ -7,7 +7,7 @@ import pytest
 from hindmost_judge.causes import backward
 from hindmost_judge.judge import judge
 
-from tests.judge.buckets import BUCKETS, RANKS, STEPS, run
+from tests.judge.buckets import BUCKETS, RANKS, STEPS, run, with_cost
 
 
 @pytest.mark.parametrize("share", [0.05, 0.1, 0.3])
@@ -15,12 +15,11 @@ from tests.judge.buckets import BUCKETS, RANKS, STEPS, run
 def test_a_slow_backward_costs_what_repairing_it_saves(share: float, first: int, rank: int) -> None:
     """A little more before each bucket: from some bucket on the others queue, and the delay grows no more."""
     slow = np.zeros((RANKS, STEPS, BUCKETS))
-    calm = run(slow)[1]
-    slow[rank, :, first:] += share * calm / STEPS / (BUCKETS - first)
-    job, took = run(slow, timed=True)
+    slow[rank, :, first:] += share * run(slow)[1] / STEPS / (BUCKETS - first)
+    job, cost = with_cost(slow, timed=True)
     (verdict,) = judge(job).verdicts
     assert (verdict.kind, verdict.ranks, verdict.cause) == ("straggler", (rank,), "compute")
-    assert verdict.cost_ms_per_step == pytest.approx((took - calm) / STEPS / 1e6, rel=0.15)
+    assert verdict.cost_ms_per_step == pytest.approx(cost, rel=0.15)
     assert any("of the delay is inside backward" in line for line in verdict.evidence)
 
 
@@ -28,9 +27,8 @@ def test_transfers_that_take_longer_than_backward_hide_it() -> None:
     """Where gradients wait for the wire, a slightly longer backward has no measurable cost."""
     slow = np.zeros((RANKS, STEPS, BUCKETS))
     slow[2, :, 1:] += 0.5e6
-    calm, took = (run(one, transfer=2e6)[1] for one in (np.zeros_like(slow), slow))
-    cost = sum(verdict.cost_ms_per_step or 0.0 for verdict in judge(run(slow, transfer=2e6)[0]).verdicts)
-    assert cost <= (took - calm) / STEPS / 1e6 + 0.1
+    job, cost = with_cost(slow, transfer=2e6)
+    assert sum(verdict.cost_ms_per_step or 0.0 for verdict in judge(job).verdicts) <= cost + 0.1
 
 
 def test_without_times_on_the_gpu_whether_it_computes_is_unknown() -> None:
@@ -54,13 +52,12 @@ def test_without_starts_the_cost_is_reported_as_the_least() -> None:
 def test_where_others_queue_from_the_start_what_it_took_before_tells() -> None:
     """A third longer in all of backward from step 60 on: how much earlier the others are shows nowhere."""
     slow = np.zeros((RANKS, STEPS, BUCKETS))
-    calm = run(slow)[1]
     slow[1, 60:] += 0.9e6
     slow[1, 60:, 4] += 1e6
-    job, took = run(slow, timed=True)
+    job, cost = with_cost(slow, timed=True)
     (verdict,) = judge(job).verdicts
     assert (verdict.ranks, verdict.cause, verdict.since_step) == ((1,), "compute", 60)
-    assert verdict.cost_ms_per_step == pytest.approx((took - calm) / (STEPS - 60) / 1e6, rel=0.05)
+    assert verdict.cost_ms_per_step == pytest.approx(cost * STEPS / (STEPS - 60), rel=0.05)
 
 
 def test_before_a_short_interval_a_start_sooner_than_the_rank_s_own_is_queued() -> None:
@@ -92,9 +89,8 @@ def test_ranks_that_compute_slower_while_they_wait_hide_no_cost(
 ) -> None:
     """Of what the last rank takes longer only a small part may show as delay; a lost lead costs nothing."""
     slow = np.zeros((RANKS, STEPS, BUCKETS))
-    calm = run(slow, timed=True, gathers=waiting.get("gathers", 0.0))[1]
     slow[rank, :, buckets] += longer_ms * 1e6
-    job, took = run(slow, timed=True, **waiting)  # type: ignore[arg-type]
+    job, cost = with_cost(slow, timed=True, **waiting)
     (verdict,) = judge(job).verdicts
     assert (verdict.ranks, verdict.cause) == ((rank,), cause)
-    assert verdict.cost_ms_per_step == pytest.approx((took - calm) / STEPS / 1e6, rel=off)
+    assert verdict.cost_ms_per_step == pytest.approx(cost, rel=off)

@@ -14,7 +14,7 @@ from hindmost_judge.judge import judge
 from hindmost_judge.model import Run
 from hindmost_judge.verdict.schema import Report
 
-from tests.judge.buckets import BUCKETS, RANKS, STEPS, run
+from tests.judge.buckets import BUCKETS, RANKS, STEPS, run, with_cost
 from tests.runs import blocks_of, only_verdict, with_rows
 from tests.scenarios.loads import Load, make, metrics
 
@@ -240,12 +240,11 @@ def fetching_slowly(
     """A job whose rank 2 waits so long for its input in each step, and what that costs, ms a step. It is late by a part
     of it, and by all of it in every so many steps, as where its host waits for its GPU then."""
     delays = np.zeros((RANKS, steps, BUCKETS))
-    calm = run(delays)[1]
     delays[2, :, 0] = late_ms * 1e6
     delays[2, often - 1 :: often, 0] = input_ms * 1e6
-    job, took = run(delays, timed=True)
+    job, cost = with_cost(delays, timed=True)
     waits = np.where(job.steps["rank"] == 2, input_ms * 1e6, 1e5).astype(np.int64)
-    return replace(job, steps={**job.steps, part: waits}), (took - calm) / steps / 1e6
+    return replace(job, steps={**job.steps, part: waits}), cost
 
 
 def of_input(report: Report) -> list[str]:

@@ -17,7 +17,7 @@ from hindmost_judge.stats.robust import peers_median
 from hindmost_judge.timeline.cohorts import behind_early_ranks
 from hindmost_judge.types import Floats, Ints
 
-from tests.runs import blocks_of
+from tests.runs import blocks_of, only
 from tests.scenarios.loads import Load, make
 
 
@@ -106,9 +106,8 @@ def test_a_stalling_rank_that_becomes_slow_is_slow_since_then_at_each_evaluation
     faults = (Fault("compute", (3,), 0.2, 100), Fault("input", (3,), size, duty=duty))
     run = simulate(Scenario(8, 220, seed=5, faults=faults)).run
     for length in range(120, 221, 20):
-        steps = {name: column[run.steps["step"] < length] for name, column in run.steps.items()}
-        calls = {name: column[run.collectives["step"] < length] for name, column in run.collectives.items()}
-        found = judge(replace(run, steps=steps, collectives=calls)).verdicts
+        known = {name: run.tables()[name]["step"] < length for name in ("steps", "collectives")}
+        found = judge(only(run, **known)).verdicts
         assert [(one.kind, one.ranks) for one in found] == [("straggler", (3,))]
         assert found[0].since_step == pytest.approx(100, abs=3)
 

@@ -161,8 +161,8 @@ def measured(run: Run) -> Run:
     grid = matching.grid(run)
     assert grid is not None
     own = matching.self_time(grid)
-    since = np.where(np.isnan(own), UNMEASURED, own).astype(np.int64).reshape(-1)
-    return replace(run, collectives=in_order(run).collectives | {"self_ns": since})
+    own_ns = np.where(np.isnan(own), UNMEASURED, own).astype(np.int64).reshape(-1)
+    return replace(run, collectives=in_order(run).collectives | {"self_ns": own_ns})
 
 
 def test_calls_alone_change_no_self_time() -> None:

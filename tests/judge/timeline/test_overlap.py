@@ -16,7 +16,7 @@ from hindmost_judge.model import GPU_TIME, Run
 from hindmost_judge.stats.robust import peers_median
 from hindmost_judge.timeline.overlap import ahead_of_host, at_most_by_others, is_overlapped, overlapped_delay
 
-from tests.judge.buckets import BUCKETS, RANKS, STEPS, run
+from tests.judge.buckets import BUCKETS, RANKS, STEPS, run, with_cost
 from tests.runs import blocks_of, call, made, rows_of
 
 ROWS = 4
@@ -292,13 +292,12 @@ def _all_along(stalls: Any, step: int) -> None:
 def test_a_stall_in_backward_is_seen_wherever_it_is(stall: Callable[[Any, int], None], starts: bool) -> None:
     """Nine ms in every seventh step, now before this bucket and now before that, or a little before each."""
     stalls = np.zeros((RANKS, STEPS, BUCKETS))
-    calm = run(stalls)[1]
     for step in range(3, STEPS, 7):
         stall(stalls, step)
-    job, took = run(stalls, starts=starts)
+    job, cost = with_cost(stalls, starts=starts)
     (verdict,) = judge(job).verdicts
     assert (verdict.kind, verdict.ranks) == ("intermittent", (2,))
-    assert verdict.cost_ms_per_step == pytest.approx((took - calm) / STEPS / 1e6, rel=0.1)
+    assert verdict.cost_ms_per_step == pytest.approx(cost, rel=0.1)
 
 
 def test_stalls_of_all_ranks_in_turn_name_no_rank() -> None:
@@ -313,10 +312,10 @@ def test_a_slow_rank_is_not_later_for_having_stalled_nowhere() -> None:
     """One that computes longer before each bucket in all steps is its own usual."""
     stalls = np.zeros((RANKS, STEPS, BUCKETS))
     stalls[1, :, 0] += 2e6
-    calm, (job, took) = run(np.zeros_like(stalls))[1], run(stalls)
+    job, cost = with_cost(stalls)
     (verdict,) = judge(job).verdicts
     assert (verdict.kind, verdict.ranks) == ("straggler", (1,))
-    assert verdict.cost_ms_per_step == pytest.approx((took - calm) / STEPS / 1e6, rel=0.1)
+    assert verdict.cost_ms_per_step == pytest.approx(cost, rel=0.1)
 
 
 def test_small_stalls_of_others_do_not_hide_large_ones() -> None:

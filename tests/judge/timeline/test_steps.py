@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hindmost_collector.recordings.tables import concatenate, table
+from hindmost_collector.recordings.tables import concatenate, select, table
 from hindmost_collector.simulate import Scenario, simulate
 from hindmost_judge.judge import judge
 from hindmost_judge.model import GPU_TIME, UNMEASURED, Run, Table
@@ -22,7 +22,7 @@ from hindmost_judge.timeline.steps import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.runs import MS, made
+from tests.runs import MS, made, named
 from tests.scenarios.loads import Load, make
 
 LAYERS = 12
@@ -265,7 +265,7 @@ def test_what_repeats_within_the_first_step_is_no_step() -> None:
     together["flags"] = np.full_like(together["flags"], GPU_TIME)
     together["self_ns"] = np.full_like(together["self_ns"], UNMEASURED)
     begun = replace(run(0), steps=concatenate("steps", marks), collectives=together)
-    assert [(verdict.kind, verdict.ranks) for verdict in judge(begun).verdicts] == [("insufficient_data", ())]
+    assert named(begun) == [("insufficient_data", (), None)]
 
 
 @given(st.lists(st.booleans(), min_size=6, max_size=6), st.integers(0, 3))
@@ -365,9 +365,8 @@ def twice(run: Run) -> Run:
         "cpu_ns": np.full(count, 2_900),
         "runqueue_ns": np.zeros(count, np.int64),
     }
-    both = {name: np.concatenate([column, again[name]]) for name, column in (first | {"seq": first["seq"] * 2}).items()}
-    order = np.lexsort((both["seq"], both["rank"]))
-    return replace(run, collectives={name: column[order] for name, column in both.items()})
+    both = concatenate("collectives", [first | {"seq": first["seq"] * 2}, again])
+    return replace(run, collectives=select(both, np.lexsort((both["seq"], both["rank"]))))
 
 
 @pytest.mark.parametrize("what", ["blocked", "compute"])
@@ -382,8 +381,8 @@ def test_a_rank_late_for_the_first_of_two_is_named_with_what_it_costs(what: str)
 
 def test_on_shared_cpus_too_who_computes_more_before_the_first_of_two_is_named() -> None:
     """There it is what ranks need that is compared, of whole steps."""
-    (reported,) = judge(twice(make(Load(compute=3.0, cpus=2, faults=[{"rank": 1, "compute": 5.0}])))).verdicts
-    assert (reported.kind, reported.ranks, reported.cause) == ("straggler", (1,), "compute")
+    run = twice(make(Load(compute=3.0, cpus=2, faults=[{"rank": 1, "compute": 5.0}])))
+    assert named(run) == [("straggler", (1,), "compute")]
 
 
 def test_an_even_job_of_two_in_a_row_is_balanced() -> None:

@@ -4,11 +4,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hindmost_collector.recordings.tables import concatenate, select
 from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_judge.judge import judge
 from hindmost_judge.model import METRICS, STEPS, Run, empty
 from hindmost_judge.timeline.messages import COLLECTIVE, RECEIVE, SEND, Schedule
 from hindmost_judge.whatif import pipeline_replay
+
+from tests.runs import only
 
 PIPELINE = Scenario(seed=5, ranks=16, layout="pp_dp", pipeline=4, microbatches=4)
 MS = 1e6
@@ -18,8 +21,7 @@ def test_ranks_that_do_other_things_each_step_are_judged_without_a_replay() -> N
     """Sends and receives that come in no order are no pipeline's."""
     run = simulate(replace(PIPELINE, faults=(Fault("compute", (6,), 0.15),))).run
     kept = (run.collectives["peer"] < 0) | (np.random.default_rng(3).random(len(run.collectives["peer"])) < 0.7)
-    torn = replace(run, collectives={name: column[kept] for name, column in run.collectives.items()})
-    verdicts = judge(torn).verdicts
+    verdicts = judge(only(run, collectives=kept)).verdicts
     assert all(verdict.kind in ("straggler", "balanced") and set(verdict.ranks) <= {6} for verdict in verdicts)
 
 
@@ -27,8 +29,7 @@ def test_a_pipeline_with_unmarked_steps_is_judged() -> None:
     """An MPI job has calls and no steps."""
     run = simulate(replace(PIPELINE, faults=(Fault("compute", (6,), 0.15),))).run
     calls = run.collectives | {"flags": np.zeros_like(run.collectives["flags"])}
-    bare = replace(run, collectives=calls, steps=empty(STEPS), metrics=empty(METRICS))
-    (verdict,) = judge(bare).verdicts
+    (verdict,) = judge(unmarked(replace(run, collectives=calls))).verdicts
     assert verdict.ranks == (6,)
 
 
@@ -36,17 +37,19 @@ def _in_buckets(run: Run) -> Run:
     """The run with three all-reduces on end in each data-parallel group, with no other and no marks of steps."""
     calls = run.collectives
     reduced = np.flatnonzero((calls["op"] == "all_reduce") & (calls["bytes"] == calls["bytes"].max()))
-    parts = [{name: column[calls["peer"] >= 0] for name, column in calls.items()}]
-    took = calls["duration_ns"][reduced]
+    parts, part = [select(calls, calls["peer"] >= 0)], select(calls, reduced)
+    took = part["duration_ns"]
     for bucket, (after, left) in enumerate(
         [(0 * took, took - 205_000), (took - 200_000, 95_000), (took - 100_000, 95_000)]
     ):
-        part = {name: column[reduced] for name, column in calls.items()}
         moved = {"seq": 3 * part["seq"] + bucket, "start_ns": part["start_ns"] + after, "duration_ns": 0 * took + left}
         parts.append(part | moved)
-    joined = {name: np.concatenate([part[name] for part in parts]) for name in calls}
-    joined["step"] = np.full_like(joined["step"], -1)
-    return replace(run, collectives=joined, steps=empty(STEPS), metrics=empty(METRICS))
+    joined = concatenate("collectives", parts)
+    return unmarked(replace(run, collectives=joined | {"step": np.full_like(joined["step"], -1)}))
+
+
+def unmarked(run: Run) -> Run:
+    return replace(run, steps=empty(STEPS), metrics=empty(METRICS))
 
 
 def test_gradients_in_buckets_are_one_step_of_an_unmarked_pipeline() -> None:
@@ -88,9 +91,7 @@ def test_a_receive_in_one_kernel_with_a_send_ends_when_its_message_was_taken(sce
     run = _in_one_kernel(simulated.run)
     calls = run.collectives
     drift = calls["rank"].astype(np.int64) * (10**14 + (calls["start_ns"] - calls["start_ns"].min()) // 200_000)
-    apart = replace(
-        run, steps=empty(STEPS), metrics=empty(METRICS), collectives=calls | {"start_ns": calls["start_ns"] + drift}
-    )
+    apart = unmarked(replace(run, collectives=calls | {"start_ns": calls["start_ns"] + drift}))
     for reported in (run, apart):
         (verdict,) = judge(reported).verdicts
         assert verdict.ranks == (rank,)
@@ -171,9 +172,8 @@ def _sends_in_a_row(works: float, receives: np.ndarray[tuple[int, int], np.dtype
 def test_a_sender_works_on_while_its_sends_wait_for_the_receiver() -> None:
     """A send that is over before the next begins was overlapped if the time after it is shorter by as much."""
     scatter = np.random.default_rng(3).uniform(0, 8, (3, 40))
-    built = pipeline_replay.build(
-        _sends_in_a_row(20.0, np.array([[30.0], [48.0], [66.0]]) + scatter), np.array([0, 1]), 40
-    )
+    sends = _sends_in_a_row(20.0, np.array([[30.0], [48.0], [66.0]]) + scatter)
+    built = pipeline_replay.build(sends, np.array([0, 1]), 40)
     assert built is not None
     work = built.work[np.flatnonzero(built.row == 0)[:3]]
     assert work == pytest.approx(np.full((3, 40), 20.0 * MS))
@@ -182,6 +182,5 @@ def test_a_sender_works_on_while_its_sends_wait_for_the_receiver() -> None:
 def test_operations_that_wait_in_a_circle_are_not_replayed() -> None:
     """A receive without a send, as in a torn recording, is no schedule."""
     schedule = _two_stages(10.0, np.full(20, 30.0))
-    assert (
-        pipeline_replay.build(replace(schedule, kind=np.array([RECEIVE, COLLECTIVE] * 2)), np.array([0, 1]), 20) is None
-    )
+    torn = replace(schedule, kind=np.array([RECEIVE, COLLECTIVE] * 2))
+    assert pipeline_replay.build(torn, np.array([0, 1]), 20) is None

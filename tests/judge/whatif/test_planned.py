@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hindmost_collector.recordings.tables import concatenate, table
+from hindmost_collector.recordings.tables import concatenate, select, table
 from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_judge.blocks import Blocks
 from hindmost_judge.detect import uneven
@@ -17,7 +17,7 @@ from hindmost_judge.settings import DEFAULT
 from hindmost_judge.verdict.schema import Report
 from hindmost_judge.whatif.waste import aside
 
-from tests.runs import blocks_of
+from tests.runs import blocks_of, named
 from tests.scenarios import loads
 
 STEPS, STEP_MS = 150, 100.0
@@ -90,8 +90,7 @@ def test_files_that_all_ranks_write_are_a_note_where_cpus_limit_the_job() -> Non
     files = table(
         "intervals", rank=calls["rank"][writes], name="file_write", start_ns=start[writes] - each, duration_ns=each
     )
-    queue = "hindmost_process_runqueue_seconds_total"
-    queued = [(queue, f'{{"job": "made", "rank": "{rank}"}}', t, 0.9 * t) for rank in (0, 1) for t in range(15)]
+    queued = loads.counters("runqueue_seconds", {0: 0.9, 1: 0.9}, range(15))
     report = judge(replace(run, collectives=calls, intervals=files, metrics=loads.metrics(queued)))
     (note,) = report.notes
     assert (report.job.bound.by if report.job.bound else None, report.verdicts[0].ranks) == ("cpu", ())
@@ -104,15 +103,10 @@ def test_a_fault_among_checkpoints_is_named_as_without_them(seed: int) -> None:
     """Of another rank, and of the one that writes."""
     for rank in (0, 5):
         job = Scenario(8, STEPS, seed, varying_lengths=0.1, faults=(Fault("input", (rank,), 0.2),))
-        (alone,), (beside,) = (
-            [
-                (verdict.kind, verdict.ranks, verdict.cause)
-                for verdict in judge(simulate(made).run).verdicts
-                if verdict.ranks
-            ]
-            for made in (job, replace(job, checkpoint_every=20))
-        )
-        assert beside == alone
+        alone, beside = (named(simulate(made).run) for made in (job, replace(job, checkpoint_every=20)))
+        assert [[found for found in one if found[1]] for one in (alone, beside)] == [
+            [("straggler", (rank,), "input")]
+        ] * 2
 
 
 def _evaluating(job: Scenario) -> Run:
@@ -153,19 +147,11 @@ def test_no_rank_is_named_for_what_one_does_for_all(
 def test_evaluations_that_differ_by_little_are_no_reason_to_be_late() -> None:
     """All evaluate before the same steps, some for a few per cent of a step longer: a rank late then stays as late."""
     run = _evaluating(Scenario(8, STEPS, 3, step_ms=STEP_MS, checkpoint_every=20))
-    held = np.flatnonzero(run.steps["kind"] == "eval")
-    lasted, random = run.steps["duration_ns"][held], np.random.default_rng(1)
-    others = [
-        table(
-            "steps",
-            kind="eval",
-            rank=np.full(len(held), rank),
-            step=run.steps["step"][held],
-            start_ns=run.steps["start_ns"][held],
-            duration_ns=(lasted + random.normal(0, 0.02 * STEP_MS * 1e6, len(held))).astype(np.int64),
-        )
-        for rank in range(1, 8)
-    ]
+    first, random = select(run.steps, run.steps["kind"] == "eval"), np.random.default_rng(1)
+    others = []
+    for rank in range(1, 8):
+        more = random.normal(0, 0.02 * STEP_MS * 1e6, len(first["rank"])).astype(np.int64)
+        others.append(first | {"rank": np.full(len(more), rank), "duration_ns": first["duration_ns"] + more})
     found = blocks_of(run)
     after, planned = aside(found, concatenate("steps", [run.steps, *others]), DEFAULT)
     assert (after.delay.tolist(), planned) == (found.delay.tolist(), [])
