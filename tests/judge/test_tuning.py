@@ -14,7 +14,8 @@ from hindmost_judge.model import Run
 from hindmost_judge.overview import Overview
 from hindmost_judge.verdict.schema import AT_LEAST, UNSURE, Verdict
 
-from tests.runs import made
+from tests.runs import made, only, with_job
+from tests.scenarios.loads import metrics
 
 MS = 1e6
 RANKS, CPUS = 4, 16
@@ -28,33 +29,19 @@ def job(
     """4 ranks on a node of 16 CPUs. A counter's sample is its rate a second; a ``rank`` of ``*`` is each rank."""
     rows = [("hindmost_node_cpus", {}, float(cpus)), *samples]
     each = [
-        (name, {key: str(rank) if value == "*" else value for key, value in labels.items()}, value_)
-        for name, labels, value_ in rows
+        (name, json.dumps(labels).replace("*", str(rank)), second, level * (second if name.endswith("_total") else 1))
+        for name, labels, level in rows
         for rank in (range(RANKS) if "*" in labels.values() else range(1))
+        for second in (0, 10)
     ]
-    times = np.tile(np.array([0, 10]), len(each))
-    names, labels, values = zip(*each, strict=True)
-    level = np.repeat(np.array(values), 2)
-    counts = np.repeat(np.array([name.endswith("_total") for name in names]), 2)
-    metrics = table(
-        "metrics",
-        node=np.full(len(times), "n0"),
-        name=np.repeat(np.array(names), 2),
-        labels=np.repeat(np.array([json.dumps(label) for label in labels]), 2),
-        time_ns=times * 10**9,
-        value=np.where(counts, level * times, level),
-    )
-    who = {
-        "node": "n0",
-        "framework": framework,
-        "gpu_uuid": np.array([f"g{rank}" if gpus else "" for rank in range(RANKS)]),
-    }
-    return replace(made(RANKS, who=who), metrics=metrics)
+    uuids = [f"g{rank}" if gpus else "" for rank in range(RANKS)]
+    who = {"node": "n0", "framework": framework, "gpu_uuid": uuids}
+    return made(RANKS, who=who, more={"metrics": metrics(each) | {"node": np.full(len(each), "n0")}})
 
 
 def unknown(run: Run) -> Run:
     """The same, of which no rank was seen."""
-    return replace(run, ranks={name: column[:0] for name, column in run.ranks.items()})
+    return only(run, ranks=[])
 
 
 def seen(**planes: float) -> Overview:
@@ -116,16 +103,19 @@ def of_memory(*values: float) -> list[Any]:
     return [(f"{PROCESS}resident_memory_bytes", {"rank": str(rank)}, value) for rank, value in enumerate(values)]
 
 
-def works(*each_ms: float) -> Overview:
-    """Each rank's self time in steps of 100 ms."""
+def works(*each_ms: float, plane: str = "self") -> Overview:
+    """Each rank's self time in steps of 100 ms, or its time in another plane."""
     found = seen()
-    return replace(found, planes={**found.planes, "self": np.outer(np.array(each_ms) * MS, np.ones(10))})
+    return replace(found, planes={**found.planes, plane: np.outer(np.array(each_ms) * MS, np.ones(10))})
 
 
 def input_of(*each_ms: float) -> Overview:
-    """Each rank's input in steps of 100 ms."""
-    found = seen()
-    return replace(found, planes={**found.planes, "input": np.outer(np.array(each_ms) * MS, np.ones(10))})
+    return works(*each_ms, plane="input")
+
+
+#: Ranks of which the last has a larger domain, or all have as large ones.
+LARGER = job(*of_memory(1.0, 1.0, 1.0, 2.0), framework="mpi")
+ALIKE = job(*of_memory(1.0, 1.0, 1.0, 1.0), framework="mpi")
 
 
 CASES: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = [
@@ -293,8 +283,8 @@ CASES: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = [
     (
         "uneven domains",
         "has 2.0 times the memory of the others; spread evenly, a step is 30 % shorter",
-        {"run": job(*of_memory(1.0, 1.0, 1.0, 2.0), framework="mpi"), "seen": works(50.0, 50.0, 50.0, 90.0)},
-        {"run": job(*of_memory(1.0, 1.0, 1.0, 1.0), framework="mpi"), "seen": works(50.0, 50.0, 50.0, 90.0)},
+        {"run": LARGER, "seen": works(50.0, 50.0, 50.0, 90.0)},
+        {"run": ALIKE, "seen": works(50.0, 50.0, 50.0, 90.0)},
     ),
     (
         "waiting for the GPU each step",
@@ -360,10 +350,8 @@ def test_a_setting_is_advised_from_its_threshold_on(name: str, evidence: str, ba
 def test_threads_of_a_library_are_set_where_the_job_sets_them() -> None:
     """OpenBLAS and MKL take their own variable first, of the environment or of mpirun's command."""
     run = job(*of_ranks(threads_runqueue_seconds_total=8.0, cpu_seconds_total=3.9), *cpu_time(0.98))
-    about = replace(
-        run.job, command="mpirun -x OPENBLAS_NUM_THREADS=8 python a.py", settings=(("MKL_NUM_THREADS", "8"),)
-    )
-    (advice,) = tuning.find(replace(run, job=about), None, [])
+    command = "mpirun -x OPENBLAS_NUM_THREADS=8 python a.py"
+    (advice,) = tuning.find(with_job(run, command=command, settings=(("MKL_NUM_THREADS", "8"),)), None, [])
     assert advice.set.startswith("`export OMP_NUM_THREADS=4 MKL_NUM_THREADS=4 OPENBLAS_NUM_THREADS=4`")
 
 
@@ -379,18 +367,24 @@ def test_writes_are_not_accused_where_something_else_may_be_waited_for() -> None
 
 def test_a_rank_that_waits_for_a_cpu_has_no_larger_domain() -> None:
     """Its self time is longer by its wait, and its work is that of the others."""
-    run = job(*of_memory(1.0, 1.0, 1.0, 2.0), framework="mpi")
     slow = works(50.0, 50.0, 50.0, 90.0)
     waits = np.full((RANKS, 10), 50.0 * MS)
-    assert "uneven domains" not in advised(run, replace(slow, planes={**slow.planes, "self_cpu": waits}))
-    needs = advised(run, replace(slow, planes={**slow.planes, "self_cpu": slow.planes["self"]}))
+    assert "uneven domains" not in advised(LARGER, replace(slow, planes={**slow.planes, "self_cpu": waits}))
+    needs = advised(LARGER, replace(slow, planes={**slow.planes, "self_cpu": slow.planes["self"]}))
     assert needs["uneven domains"].ranks == (3,)
 
 
 LATE = Verdict(
     "straggler", ranks=(3,), cause="compute", advice=("look elsewhere; if slow there too, give it less work",)
 )
+COSTLY = replace(LATE, cost_ratio=1.0)
 DOUBTFUL = Verdict("balanced", confidence=UNSURE, advice=("wait",))
+
+
+def spread(late: Verdict, run: Run, seen: Overview, *, stalled: bool = False) -> Verdict:
+    """What becomes of a verdict where ranks' domains may be uneven."""
+    (found,) = tuning.with_domains([late], run, seen, stalled=stalled)
+    return found
 
 
 @pytest.mark.parametrize(
@@ -401,14 +395,7 @@ DOUBTFUL = Verdict("balanced", confidence=UNSURE, advice=("wait",))
         pytest.param(replace(LATE, ranks=(2,)), False, "straggler", "compute", False, id="another rank"),
         pytest.param(replace(LATE, cause="cpu_contention"), False, "straggler", "cpu_contention", False, id="waits"),
         pytest.param(replace(LATE, since_step=40), False, "straggler", "compute", False, id="domains do not change"),
-        pytest.param(
-            replace(LATE, cause="unknown", cost_ratio=1.0),
-            False,
-            "straggler",
-            "unknown",
-            False,
-            id="it saves too little",
-        ),
+        pytest.param(replace(COSTLY, cause="unknown"), False, "straggler", "unknown", False, id="it saves too little"),
         pytest.param(DOUBTFUL, False, "uneven_workload", "workload", True, id="noise may be as long"),
         pytest.param(DOUBTFUL, True, "balanced", None, False, id="a stall has another reason"),
         pytest.param(replace(DOUBTFUL, confidence=0.9), False, "balanced", None, False, id="it costs nothing"),
@@ -418,16 +405,14 @@ def test_an_uneven_domain_is_the_reason_of_a_wait(
     late: Verdict, stalled: bool, kind: str, cause: str | None, first: bool
 ) -> None:
     """Rank 3 has twice the memory, and works longer. Its verdict says in every format what to divide."""
-    run = job(*of_memory(1.0, 1.0, 1.0, 2.0), framework="mpi")
-    (found,) = tuning.with_domains([late], run, works(50.0, 50.0, 50.0, 90.0), stalled=stalled)
+    found = spread(late, LARGER, works(50.0, 50.0, 50.0, 90.0), stalled=stalled)
     assert (found.kind, found.cause) == (kind, cause)
     assert found.advice[0].startswith("divide the domain by work") == first
 
 
 def test_a_rank_that_works_four_times_as_long_may_have_a_slow_cpu() -> None:
     """A clock held down, or a debug build, does that: nothing else says that its work is larger."""
-    run = job(*of_memory(1.0, 1.0, 1.0, 1.0), framework="mpi")
-    assert tuning.with_domains([DOUBTFUL], run, works(20.0, 20.0, 20.0, 90.0), stalled=False) == [DOUBTFUL]
+    assert spread(DOUBTFUL, ALIKE, works(20.0, 20.0, 20.0, 90.0)) == DOUBTFUL
 
 
 @pytest.mark.parametrize(
@@ -436,56 +421,44 @@ def test_a_rank_that_works_four_times_as_long_may_have_a_slow_cpu() -> None:
 )
 def test_a_rank_that_computes_longer_is_advised_on_its_cpu_and_on_its_work(command: str, how: str) -> None:
     """Where neither memory nor messages tell which it is, with what spreading the work saves, as unequal as it is."""
-    run = job(*of_memory(1.0, 1.0, 1.0, 1.0), framework="mpi")
-    run = replace(run, job=replace(run.job, command=command))
-    costs = replace(LATE, cost_ratio=0.7)
-    (found,) = tuning.with_domains([costs], run, works(20.0, 20.0, 60.0, 90.0), stalled=False)
+    run, seen, costs = with_job(ALIKE, command=command), works(20.0, 20.0, 60.0, 90.0), replace(LATE, cost_ratio=0.7)
+    found = spread(costs, run, seen)
     assert found.advice[:-1] == costs.advice
     assert found.advice[-1].startswith(f"if its work is larger, spread it evenly {how}")
     assert found.advice[-1].endswith("to save 42 %, not 70 %")
+    assert spread(replace(costs, cost_is=AT_LEAST), run, seen).advice[-1].endswith("to save 42 %")
     host = replace(costs, on_host=True)  # of a GPU: its self time holds more than work
-    assert tuning.with_domains([host], run, works(20.0, 20.0, 60.0, 90.0), stalled=False) == [host]
-    (found,) = tuning.with_domains(
-        [replace(costs, cost_is=AT_LEAST)], run, works(20.0, 20.0, 60.0, 90.0), stalled=False
-    )
-    assert found.advice[-1].endswith("to save 42 %")
+    assert spread(host, run, seen) == host
 
 
 def test_what_spreading_a_larger_domain_saves_is_set_against_the_cost() -> None:
-    run = job(*of_memory(1.0, 1.0, 1.0, 2.0), framework="mpi")
-    (found,) = tuning.with_domains([replace(LATE, cost_ratio=0.4)], run, works(50.0, 50.0, 50.0, 90.0), stalled=False)
+    found = spread(replace(LATE, cost_ratio=0.4), LARGER, works(50.0, 50.0, 50.0, 90.0))
     assert found.advice[0].endswith("the others; spread it evenly to save 30 %, not 40 %)")
 
 
 def test_short_calls_that_share_a_record_are_counted_each() -> None:
     """Rank 3 waits for none, and has few records of 300 calls each; the others have 301 records."""
-    run = job(*of_memory(1.0, 1.0, 1.0, 1.0), framework="mpi")
     each = [(rank, 7, 0) for rank in range(3) for _ in range(301)] + [(3, 7, 0), (3, 0, 300)]
     rank, comm, seq = np.array(each).T
     calls = table("collectives", rank=rank, comm=comm, seq=seq, op="wait", peer=-1)
-    assert "uneven domains" not in advised(replace(run, collectives=calls), works(20.0, 20.0, 20.0, 90.0))
-    many = table("collectives", rank=rank, comm=comm, seq=2 * seq, op="wait", peer=-1)
-    assert (
-        "2.0 times the calls"
-        in advised(replace(run, collectives=many), works(20.0, 20.0, 20.0, 90.0))["uneven domains"].found
-    )
+    seen = works(20.0, 20.0, 20.0, 90.0)
+    assert "uneven domains" not in advised(replace(ALIKE, collectives=calls), seen)
+    many = replace(ALIKE, collectives=calls | {"seq": 2 * calls["seq"]})
+    assert "2.0 times the calls" in advised(many, seen)["uneven domains"].found
 
 
 def test_spreading_work_saves_no_more_than_its_part_of_the_mean_step() -> None:
     """Rank 3 works five times as long in 6 of 10 steps: that is 18 ms of the mean step, not 30."""
-    run = job(*of_memory(1.0, 1.0, 1.0, 2.0), framework="mpi")
     seen = works(10.0, 10.0, 10.0, 10.0)
     seen.planes["self"][3, :6] *= 5
-    (found,) = tuning.with_domains([DOUBTFUL], run, seen, stalled=False)
-    assert found.cost_ms_per_step == pytest.approx(34.0 - 16.0)
+    assert spread(DOUBTFUL, LARGER, seen).cost_ms_per_step == pytest.approx(34.0 - 16.0)
 
 
 def test_what_a_rank_saves_now_and_then_is_no_domain() -> None:
     """In one step of ten it computes nine times as long, which is not the size of its domain."""
-    run = job(*of_memory(1.0, 1.0, 1.0, 2.0), framework="mpi")
     seen = works(50.0, 50.0, 50.0, 50.0)
     seen.planes["self"][3, 4] *= 9
-    assert "uneven domains" not in advised(run, seen)
+    assert "uneven domains" not in advised(LARGER, seen)
 
 
 @pytest.mark.parametrize(("middle", "uneven"), [(100, False), (200, True)])
@@ -493,22 +466,20 @@ def test_the_middle_of_a_pipeline_has_no_larger_domain(middle: int, uneven: bool
     """It exchanges with two neighbours, the ends with one: calls are compared by neighbour."""
     sent = {(0, 1): 100, (1, 0): middle, (1, 2): middle, (2, 1): 100, (2, 3): 100, (3, 2): 100}
     peers = np.repeat(np.array(list(sent)), list(sent.values()), axis=0)
-    run = job(*of_memory(1.0, 1.0, 1.0, 1.0), framework="mpi")
     calls = table("collectives", rank=peers[:, 0], peer=peers[:, 1], bytes=8)
-    found = advised(replace(run, collectives=calls), works(50.0, 90.0, 50.0, 50.0))
+    found = advised(replace(ALIKE, collectives=calls), works(50.0, 90.0, 50.0, 50.0))
     assert ("uneven domains" in found) == uneven
 
 
 def test_memory_is_asked_for_by_the_nodes_of_each_rank() -> None:
     """What rank 0 lacks is not what rank 3 lacks."""
-    of = "hindmost_process_"
     samples = [
         ("hindmost_node_numa_cpus_info", {"numa_node": str(node), "cpus": f"{4 * node}-{4 * node + 3}"}, 1.0)
         for node in range(3)
     ]
     for rank, cpus, memory in ((0, "0-3", "1"), (3, "8-11", "0")):
-        samples.append((f"{of}affinity_info", {"rank": str(rank), "cpus": cpus}, 1.0))
-        samples.append((f"{of}memory_nodes_info", {"rank": str(rank), "numa_nodes": memory}, 1.0))
+        samples.append((f"{PROCESS}affinity_info", {"rank": str(rank), "cpus": cpus}, 1.0))
+        samples.append((f"{PROCESS}memory_nodes_info", {"rank": str(rank), "numa_nodes": memory}, 1.0))
     found = advised(job(*samples))["NUMA-remote memory"]
     assert "rank 3 may run on CPUs of NUMA node 2 and have memory of node 0" in found.found
     assert "for rank 3: `numactl --cpunodebind=0 --membind=0`" in found.set
@@ -526,6 +497,7 @@ def test_bandwidth_is_written_in_a_unit_of_its_size(each: float, pace: str) -> N
     [
         ("0-15", "`numactl --cpunodebind=N --membind=N`", "ranks 0 to 3 may run on several"),
         ("8-11", "ranks are bound to one NUMA node each", "another NUMA node than their process"),
+        ("16-31", "`numactl", ""),  # these may be of nodes whose CPUs are not known
     ],
 )
 def test_remote_pages_are_seen_with_where_ranks_may_run(cpus: str, do: str, found: str) -> None:
@@ -534,12 +506,6 @@ def test_remote_pages_are_seen_with_where_ranks_may_run(cpus: str, do: str, foun
     one = advised(run, None)["NUMA-remote memory"]
     assert do in one.set
     assert found in one.found
-
-
-def test_ranks_of_unknown_numa_nodes_are_not_taken_as_bound() -> None:
-    """Their CPUs may be of nodes whose CPUs are not known."""
-    run = job(*two_numa_nodes("16-31", "0-1"), *of_pages(remote=5000.0, local=5000.0))
-    assert "`numactl" in advised(run, None)["NUMA-remote memory"].set
 
 
 def test_a_process_before_the_ranks_is_none_of_them() -> None:
@@ -609,11 +575,7 @@ def test_what_is_about_most_of_the_step_comes_first() -> None:
 @pytest.mark.parametrize(("cpu", "workers"), [(0.1, 4), (0.9, 3)])
 def test_workers_that_mostly_wait_are_as_many_as_hide_the_input(cpu: float, workers: int) -> None:
     """78 ms of input next to 22 ms of the rest take four in turn; else as many as there are CPUs."""
-    (found,) = (
-        one
-        for one in tuning.find(job(*of_ranks(children=0.0, cpu_seconds_total=cpu)), seen(input=78.0), ())
-        if one.name == "DataLoader workers"
-    )
+    found = advised(job(*of_ranks(children=0.0, cpu_seconds_total=cpu)), seen(input=78.0))["DataLoader workers"]
     assert found.set.startswith(f"`num_workers={workers},")
 
 

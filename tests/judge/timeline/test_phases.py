@@ -12,7 +12,7 @@ from hindmost_judge.model import Run
 from hindmost_judge.timeline import phases
 from hindmost_judge.timeline.phases import busy
 
-from tests.runs import MS, made, only_verdict, rows_of
+from tests.runs import MS, made, only_verdict, rows_of, with_job
 
 STEPS = 60
 
@@ -150,7 +150,7 @@ def test_input_is_not_to_be_marked_where_it_is_or_where_there_is_no_python() -> 
     """A compiled program has no `with`, and a job that marks its input knows how."""
     run = job(2, {1: 10.0})
     marked = replace(run, intervals=table("intervals", rank=[0], name=["input"]))
-    compiled = replace(run, ranks={**run.ranks, "framework": np.full(2, "mpi")}, job=replace(run.job, command="./a"))
+    compiled = with_job(replace(run, ranks={**run.ranks, "framework": np.full(2, "mpi")}), command="./a")
     for one in (marked, compiled):
         assert not any("hindmost.phase" in line for line in only_verdict(one).advice)
 

@@ -12,6 +12,7 @@ from hindmost_judge.verdict import advice
 from hindmost_judge.verdict.schema import CAUSES, Verdict
 from hindmost_judge.verdict.wording import SAVING
 
+from tests.runs import with_job
 from tests.scenarios import loads
 
 RUN = simulate(Scenario(ranks=8, steps=4)).run
@@ -19,12 +20,9 @@ RUN = simulate(Scenario(ranks=8, steps=4)).run
 
 def at(nodes: list[str], *, gpus: bool = True, source: str = "hindmost") -> Run:
     """The same run on these nodes, one a rank."""
-    ranks = {**RUN.ranks, "node": np.array(nodes)}
-    if not gpus:
-        ranks["gpu_uuid"] = np.full(len(nodes), "")
-        bare = replace(RUN, steps=empty(STEPS), collectives=empty(COLLECTIVES))
-        return replace(bare, ranks=ranks, job=replace(RUN.job, source=source))
-    return replace(RUN, ranks=ranks, job=replace(RUN.job, source=source))
+    run = with_job(replace(RUN, ranks=RUN.ranks | {"node": np.array(nodes)}), source=source)
+    bare = {"steps": empty(STEPS), "collectives": empty(COLLECTIVES)}
+    return run if gpus else replace(run, ranks=run.ranks | {"gpu_uuid": np.full(len(nodes), "")}, **bare)
 
 
 @pytest.mark.parametrize("ranks", [(), (2,), (0, 1, 2, 3)])
@@ -68,8 +66,8 @@ def late(cause: str, *, gpus: bool, framework: str, running: bool = False, slow:
     run = at(["n0"] * 8, gpus=gpus)
     ranks = {**run.ranks, "framework": np.full(8, framework), "pid": np.arange(100, 108)}
     command = "mpirun -np 8 python train.py" if framework in ("torch", "mpi4py") else "mpirun -np 8 ./solver"
-    job = replace(run.job, command=command, ended_ns=None if running else 1, exit_code=None if running else 0)
-    run = replace(run, ranks=ranks, job=job)
+    over = {} if running else {"ended_ns": 1, "exit_code": 0}
+    run = with_job(replace(run, ranks=ranks), command=command, **over)
     return " ".join(advice.on(Verdict("straggler", ranks=slow, cause=cause), run).advice)
 
 
@@ -128,9 +126,8 @@ def test_the_command_names_the_process_and_the_gpu() -> None:
     """What can be copied into a terminal is given with its arguments."""
     assert "`taskset -cp 102`" in late("cpu_contention", gpus=False, framework="torch", running=True)
     assert "`hindmost attach --stacks --pid 102`" in late("unknown", gpus=False, framework="torch", running=True)
-    assert re.search(
-        r"nvidia-smi -q -d PERFORMANCE,POWER,TEMPERATURE -i GPU-", late("gpu_throttle", gpus=True, framework="torch")
-    )
+    command = "nvidia-smi -q -d PERFORMANCE,POWER,TEMPERATURE -i GPU-"
+    assert command in late("gpu_throttle", gpus=True, framework="torch")
     assert "num_workers" in late("input", gpus=True, framework="torch")
 
 

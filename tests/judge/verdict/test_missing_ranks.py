@@ -9,7 +9,6 @@ from functools import cache
 from pathlib import Path
 
 import hindmost
-import numpy as np
 import pytest
 from hindmost_cli.run import environment
 from hindmost_cli.run.environment import kept_out
@@ -24,6 +23,8 @@ from hindmost_judge.model import Job, Run, Unrecorded
 from hindmost_judge.verdict import missing_ranks
 from hindmost_judge.verdict.missing_ranks import Absent
 from hindmost_judge.verdict.schema import Verdict
+
+from tests.runs import only, with_job, with_rows
 
 
 @pytest.mark.parametrize(
@@ -94,27 +95,15 @@ def test_ranks_whose_files_are_missing_are_named_as_long_as_they_can_be_read(mis
         (Job("j", command="python -S loop.py"), "no rank was seen", "drop -S"),
         (Job("j", command="python -I loop.py", entered=True), "without a step or a collective", "hindmost.step()"),
         (Job("j", command="python a.py", entered=True), "MPI (under mpirun or srun)", "`mpirun -np 1`"),
-        (
-            Job("j", command="python -c pass", entered=True),
-            "without a step or a collective",
-            "this command's environment",
-        ),
+        (Job("j", command="python -c pass", entered=True), "without a step or a collective", "command's environment"),
         (Job("j", command="sh -c 'exit 3'", exit_code=3), "before the job failed", "read the job's own output"),
         (Job("j", command="python no.py", exit_code=2, entered=True), "before the job failed", "job's own output"),
         (Job("j", command="python -I no.py", exit_code=2), "before the job failed", "job's own output"),
         (Job("j", command="./a", exit_code=130, interrupted_by="SIGINT"), "was interrupted", "run for longer"),
         (Job("j", command="./bin/a.out 3", exit_code=0), "a.out ended; a rank calls MPI", "doctor"),
-        (
-            Job("j", command="true", started_ns=10**9, ended_ns=3 * 10**9),
-            "true ended after 2.0 s; a rank calls",
-            "doctor",
-        ),
+        (Job("j", command="true", started_ns=10**9, ended_ns=3 * 10**9), "true ended after 2.0 s; a rank", "doctor"),
         (Job("j", command="cut 'quote"), "cut ended; a rank calls", "hindmost doctor"),
-        (
-            Job("j", command="python a.py", no_ring="no ring can be made in /x (full)"),
-            "(full)",
-            "make room in /dev/shm",
-        ),
+        (Job("j", command="python a.py", no_ring="no ring can be made in /x (full)"), "(full)", "room in /dev/shm"),
     ],
 )
 def test_advice_for_a_job_under_hindmost_does_not_suggest_it(job: Job, evidence: str, advice: str) -> None:
@@ -183,7 +172,7 @@ def _without_rank(run: Run, rank: int, gone: str) -> Run:
     """As a collector has it to which nothing of this came."""
     tables = run.tables()
     left = {name: chosen(tables[name], tables[name]["rank"] != rank) for name in GONE[gone]}
-    return missing_ranks.with_missing(replace(run, job=replace(run.job, source="hindmost"), **left))
+    return missing_ranks.with_missing(with_job(replace(run, **left), source="hindmost"))
 
 
 @cache
@@ -234,9 +223,8 @@ def test_who_hangs_is_named_and_not_who_is_missing(layout: str, gone: str) -> No
 def test_ranks_that_take_part_in_no_collective_lack_nothing() -> None:
     """All members of all communicators were seen: a further rank is no partner of theirs."""
     run = simulate(Scenario()).run
-    ranks = {name: np.append(column, column[-1:]) for name, column in run.ranks.items()}
-    ranks["rank"][-1] = 8
-    (verdict,) = judge(replace(run, job=replace(run.job, source="hindmost"), ranks=ranks)).verdicts
+    further = only(run, ranks=[-1]).ranks | {"rank": [8]}
+    (verdict,) = judge(with_job(with_rows(run, ranks=further), source="hindmost")).verdicts
     assert verdict.kind == "balanced"
 
 
