@@ -204,14 +204,7 @@ def _measured(blocks: Blocks, row: int, columns: Array, between: float) -> dict[
             if "self_runqueue" in parts:
                 _charge_late(blocks, row, columns, found, excess_of(parts["self_runqueue"], row, columns))
         return found
-    if "runqueue" in parts:
-        queue = parts["runqueue"]  # the probe samples it in some steps only; the others are unknown
-        cpu = parts.get("cpu", np.zeros_like(queue))
-        found["cpu_contention"] = _of_processor(blocks, row, columns, cpu, queue)["cpu_contention"]
-        more = excess_of(cpu, row, columns)
-        most = _QUEUE_WITHOUT_WORK * average(blocks.delay[row, columns])
-        if more <= most:  # a rank that computes more also queues more
-            found["cpu_contention"] = max(found["cpu_contention"], _of_threads(blocks, row, columns, found))
+    found |= _waited_for_a_cpu(blocks, row, columns, found)
     taken = taken_off(blocks, row, columns)
     launched, followed = (0.0, blocks) if taken > 0 else launch_bound.apart(blocks, row, columns)
     if followed is not None:
@@ -219,6 +212,19 @@ def _measured(blocks: Blocks, row: int, columns: Array, between: float) -> dict[
     found |= {"idle": launched} if launched > 0 else {}
     _charge_rest(blocks, row, columns, found)
     return found
+
+
+def _waited_for_a_cpu(blocks: Blocks, row: int, columns: Array, found: dict[str, float]) -> dict[str, float]:
+    """Contention as the probe saw it of the main thread, or as samples show it; nothing where neither does."""
+    if "runqueue" not in blocks.parts:
+        waited = _of_threads(blocks, row, columns, found)
+        return {"cpu_contention": waited} if waited > 0 else {}
+    queue = blocks.parts["runqueue"]  # the probe samples it in some steps only; the others are unknown
+    cpu = blocks.parts.get("cpu", np.zeros_like(queue))
+    queued = _of_processor(blocks, row, columns, cpu, queue)["cpu_contention"]
+    if excess_of(cpu, row, columns) <= _QUEUE_WITHOUT_WORK * average(blocks.delay[row, columns]):
+        queued = max(queued, _of_threads(blocks, row, columns, found))  # who computes more also queues more
+    return {"cpu_contention": queued}
 
 
 def _with_most_of_peers(blocks: Blocks, row: int) -> dict[str, Floats]:

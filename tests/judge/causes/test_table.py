@@ -235,6 +235,14 @@ def test_parts_of_a_peer_that_were_not_read_add_up_to_its_self_time() -> None:
     )
 
 
+@pytest.mark.parametrize(("queued", "cause"), [(0.5, "cpu_contention"), (0.1, "unknown")])
+def test_a_rank_waits_for_a_cpu_by_its_samples_where_none_is_read_at_calls(queued: float, cause: str) -> None:
+    """It is late for 5 ms of 9.1. Its process waits for a CPU for half of the time, or for a tenth."""
+    run = computes(9.0, ("runqueue_seconds", queued))
+    (verdict,) = judge(replace(run, collectives={**run.collectives, "cpu_ns": np.full(600, -1)})).verdicts
+    assert (verdict.ranks, verdict.cause) == ((1,), cause)
+
+
 @pytest.mark.parametrize(
     ("kernel", "reads", "size", "children", "cause"),
     [
