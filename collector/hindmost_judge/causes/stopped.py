@@ -103,34 +103,48 @@ def _may_be(stopped: int, samples: int, share: float) -> bool:
 def in_collectives(blocks: Blocks, settings: Settings) -> Blocks:
     """The same with what a rank held up when it was stopped inside collectives as a delay of its own.
 
-    All ranks leave such a collective late and alike. Only samples say whose stop it was: where they show one rank
-    stopped, as often as these delays last, alone or with those between collectives, and they are of one size.
+    All ranks leave such a collective late and alike; if no call of it is known, all take as much longer between two.
+    Only samples say whose stop it was: where they show one rank stopped, as often as these delays last, alone or with
+    those of its own, and they are of one size. All ranks may do something between collectives now and then, such as
+    saving: such delays are stops only if samples that show one are in them by no chance.
     """
     rows = stopped_rows(blocks)
     if len(rows) != 1 or blocks.overlapped or np.isnan(blocks.transfer).all(axis=0).any():
         return blocks
-    least, extra, stops = settings.stall_effect * blocks.step_ns, np.zeros_like(blocks.delay), blocks.delay.copy()
-    extra[rows[0]] = np.nanmin(blocks.transfer, axis=0) - median(np.nanmin(blocks.transfer, axis=0))
-    stops[rows] = np.maximum(or_zero(stops[rows]), 0.0) + extra[rows]
-    for series in (extra, stops):
-        found = [one for one in recurring_events.find(series, least, settings.min_stalls, rows) if one.row == rows[0]]
+    row, least = rows[0], settings.stall_effect * blocks.step_ns
+    inside, between = (or_zero(np.nanmin(block, axis=0)) for block in (blocks.transfer, blocks.self_time))
+    inside, between = inside - median(inside), between - median(between)
+    stops = blocks.delay.copy()
+    stops[row] = np.maximum(or_zero(stops[row]), 0.0)
+    own = (np.arange(len(stops)) == row)[:, None]
+    for series, unseen in ((own * inside, 0.0), (stops + own * inside, 0.0), (stops + own * (inside + between), 1.0)):
+        found = [one for one in recurring_events.find(series, least, settings.min_stalls, rows) if one.row == row]
         steps = found[0].steps if found else np.zeros(0, np.int64)
-        if found and bears_out(blocks, rows[0], float(series[rows[0], steps].sum() / np.nansum(blocks.period))):
+        if not found or not bears_out(blocks, row, float(series[row, steps].sum() / np.nansum(blocks.period))):
+            continue
+        if not unseen or _are_in(blocks, row, steps):
             break
     else:
         return blocks
-    steps = steps[extra[rows[0], steps] >= least]
-    late, stopped = np.zeros_like(extra), np.zeros_like(blocks.intervals)
-    late[:, steps] = extra[:, steps]
-    stopped[:, np.searchsorted(blocks.interval_step, steps)] = extra[:, steps]
+    struck = np.isin(np.arange(len(inside)), steps)
+    inside, between = (np.where(struck & (one >= least), one, 0.0) for one in (inside, between * unseen))
+    late, stopped = own * (inside + between), np.zeros_like(blocks.intervals)
+    stopped[:, np.searchsorted(blocks.interval_step, steps)] = late[:, steps]
     return replace(
         blocks,
-        self_time=blocks.self_time + late,
+        self_time=blocks.self_time + late - between,
         delay=blocks.delay + late - peers_median(late),
         intervals=blocks.intervals + stopped - peers_median(stopped),
-        transfer=blocks.transfer - late[rows[0]],
-        wait=blocks.wait + late[rows[0]] - late,
+        transfer=blocks.transfer - inside,
+        wait=blocks.wait + late[row] - late,
     )
+
+
+def _are_in(blocks: Blocks, row: int, steps: Ints) -> bool:
+    """Whether samples show a row stopped in these steps (indices), or since the ones before, by no chance."""
+    struck = np.unique(np.maximum(np.append(steps, steps - 1), 0))
+    share = float(np.nansum(blocks.period[struck]) / np.nansum(blocks.period))
+    return recurring_events.tail(int(_counted(blocks, struck)[0][row]), int(_counted(blocks)[0][row]), share) <= _SELDOM
 
 
 def _counted(blocks: Blocks, columns: Array | None = None) -> tuple[Ints, Ints]:

@@ -267,6 +267,19 @@ def test_stops_inside_a_collective_count_beside_those_before_one() -> None:
     assert "in 6 of " in verdict.evidence[0]
 
 
+@pytest.mark.parametrize("seen", [True, False])
+def test_stops_for_which_others_wait_between_collectives_are_stops_if_samples_are_in_them(seen: bool) -> None:
+    """Others may wait in calls that no probe records. They may save as well: stops elsewhere say nothing of that."""
+    alone, with_others = (60, 140), (40, 80, 100, 160, 180)
+    faults = [{"rank": 1, "blocked": 500.0, "from": at, "until": at + 1} for at in (*alone, *with_others)]
+    faults += [{"rank": 0, "blocked": 500.0, "from": at, "until": at + 1} for at in with_others]
+    run = make(Load(ranks=2, steps=200, compute=20.0, faults=faults))
+    arrived = run.collectives["start_ns"][run.collectives["rank"] == 1] / SECOND
+    stops = (arrived[[*alone, *with_others]] - 0.25 if seen else arrived[[10, 110, 130]] - 0.01).tolist()
+    found = judge(sampled(run, {1: stops}, sorted([*stops, *arrived[5::20].tolist()]))).verdicts
+    assert [(one.ranks, one.cause) for one in found if one.ranks] == [((1,), "stopped")] * seen
+
+
 def late_beside_stops(late_from: int, *stopped: int) -> Verdict:
     """The straggler, rank 1, late by 20 ms from this step on; its state is read every third step, stopped at these."""
     fault = {"rank": 1, "blocked": 20.0, "from": late_from}
