@@ -306,7 +306,7 @@ _EXPLAINED = {
     "wait": "in collectives, for later ranks",
     "transfer": "the rest of collectives",
     "caused wait": "the others' mean wait for this rank",
-    "in calls": "share of the time in collectives and messages; the others may wait for the rank with the least",
+    "in calls": "others may wait for the rank with least",
 }
 #: Those that are explained below each table; the others where all evidence is asked for.
 _NOT_OBVIOUS = ("wait", "caused wait", "in calls")
