@@ -260,11 +260,13 @@ class LiveReport(UserDict[str, Any]):
 
     def __init__(self, report: Report) -> None:
         super().__init__(replace(report, ranks=()).to_dict())
-        self._unread = [report.ranks]
+        self._unread: Sequence[RankRow] | None = report.ranks
 
     def __getitem__(self, name: str) -> Any:
-        if name == "ranks" and self._unread:
-            self.data[name] = _rows(self._unread.pop())
+        unread = self._unread
+        if name == "ranks" and unread is not None:
+            self.data[name] = _rows(unread)
+            self._unread = None  # only now: until then other threads make the rows, too
         return self.data[name]
 
 

@@ -1,6 +1,7 @@
 """Rows of ranks, held as columns until they are read."""
 
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -46,6 +47,21 @@ def test_a_live_report_makes_no_row_that_is_not_read(monkeypatch: pytest.MonkeyP
     live["notes"] = ["n"]
     assert (live["job"]["id"], live.get("verdicts"), read) == ("j", [], [])
     assert json.dumps({**live}) == written
+
+
+def test_who_reads_rows_while_another_thread_makes_them_finds_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page's server has a thread for each request."""
+    live, plain = LiveReport(Report(JobSummary("j"), (), ranks=ROWS)), RankRows.plain
+    meanwhile: list[Any] = []
+
+    def slow(rows: RankRows) -> Any:
+        if not meanwhile:
+            meanwhile.append(None)
+            meanwhile[0] = live["ranks"]
+        return plain(rows)
+
+    monkeypatch.setattr(RankRows, "plain", slow)
+    assert live["ranks"] == meanwhile[0] == plain(ROWS)
 
 
 def test_one_row_is_made_where_one_is_asked_for() -> None:
