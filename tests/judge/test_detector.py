@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hindmost_collector.simulate import Fault, Scenario, simulate
@@ -58,3 +59,16 @@ def test_a_detector_that_fails_costs_no_other_verdict(
     assert detect.failures == {"test_detector": 3}
     assert [record.getMessage() for record in caplog.records] == ["detector test_detector failed; the others ran"]
     assert caplog.records[0].exc_info is not None
+
+
+@pytest.mark.parametrize("answer", [None, ["rank 1"], [Verdict("slow")]], ids=["nothing", "words", "an unknown kind"])
+def test_a_detector_that_gives_no_verdicts_costs_no_other(
+    run: Run, monkeypatch: pytest.MonkeyPatch, answer: Any
+) -> None:
+    """A forgotten ``return []``, or what no report can show, is a failure of that detector alone."""
+    sound = judge(run)
+    monkeypatch.setattr(detect, "failures", Counter())
+    before_all(monkeypatch, lambda _: answer)
+    report = judge(run)
+    assert report.verdicts == sound.verdicts
+    assert any(note.startswith("the detector test_detector failed (TypeError") for note in report.notes)

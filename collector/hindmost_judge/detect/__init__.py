@@ -11,7 +11,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from hindmost_judge.verdict.schema import STOPS, Verdict
+from hindmost_judge.verdict.schema import KINDS, STOPS, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -76,7 +76,7 @@ def run(detectors: Sequence[Detector], case: Case) -> tuple[list[Verdict], list[
 
 def _run_one(detector: Detector, case: Case) -> tuple[list[Verdict], list[str]]:
     try:
-        return detector(case), []
+        return [_as_verdict(one) for one in detector(case)], []
     except Exception as error:
         name = detector.__module__.rpartition(".")[2]
         failures[name] += 1
@@ -84,3 +84,10 @@ def _run_one(detector: Detector, case: Case) -> tuple[list[Verdict], list[str]]:
             log.warning("detector %s failed; the others ran", name, exc_info=True)
         why = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         return [], [f"the detector {name} failed ({why}): what it looks for was not looked for"]
+
+
+def _as_verdict(found: object) -> Verdict:
+    """What a detector gave, where a report can show it; raises ``TypeError`` where it is something else."""
+    if not isinstance(found, Verdict) or found.kind not in KINDS:
+        raise TypeError(f"{found!r:.60} is no verdict")
+    return found
