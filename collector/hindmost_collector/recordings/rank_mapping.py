@@ -107,9 +107,10 @@ def _mean_time(which: Array, time: Array, process: Array) -> Array:
     reference[which[most]] = time[most]
     ahead = time - reference[which]
     on_one = time.astype(np.float64)
-    for one in np.unique(process):
-        known = ahead[(process == one) & ~np.isnan(ahead)]
-        on_one[process == one] -= np.median(known) if len(known) else 0.0
+    order = np.argsort(process, kind="stable")
+    for rows in np.split(order, np.flatnonzero(np.diff(process[order])) + 1):
+        known = ahead[rows][~np.isnan(ahead[rows])]
+        on_one[rows] -= np.median(known) if len(known) else 0.0
     return np.asarray(np.bincount(which, on_one) / np.bincount(which))
 
 
