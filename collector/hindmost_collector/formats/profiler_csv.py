@@ -270,13 +270,20 @@ def _notes(read: list[_File]) -> list[str]:
 def _positions(parts: list[_File]) -> list[Array]:
     """Each row's position in its communicator, alike on all members; of a send or a receive, with its peer."""
     lengths = [len(part.columns["comm"]) for part in parts]
-    names = ("comm", "op", "p2p", "seq", "enqueue")
+    names = ("comm", "op", "p2p", "seq")
     c = {name: np.concatenate([part.columns[name] for part in parts]) for name in names}
+    c["time"] = np.concatenate([_rising(part.columns["enqueue"]) for part in parts])
     c["process"], p2p = np.repeat(np.arange(len(parts)), lengths), c["p2p"]
     found = np.zeros(len(p2p), np.int64)
     found[p2p] = counted([c[name][p2p] for name in ("process", "comm", "op", "seq")])
-    found[~p2p] = positions(*(c[name][~p2p] for name in ("comm", "op", "seq", "enqueue", "process")))
+    found[~p2p] = positions(*(c[name][~p2p] for name in ("comm", "op", "seq", "time", "process")))
     return np.split(found, np.cumsum(lengths)[:-1])
+
+
+def _rising(time: Array) -> Array:
+    """Sorted times, of which those that are equal become 1 ns apart: what was enqueued at once keeps its order."""
+    row = np.arange(len(time))
+    return np.asarray(np.maximum.accumulate(time - row) + row)
 
 
 def gpu_ahead(c: dict[str, Array]) -> int:
