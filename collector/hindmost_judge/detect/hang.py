@@ -616,12 +616,15 @@ def _knotted(targets: Mapping[int, set[int]]) -> set[int]:
 
 def _back_to(start: int, targets: Mapping[int, set[int]]) -> tuple[int, ...]:
     """The shortest chain of waits from a node back to it, by breadth-first search."""
-    chains, queue = dict[int, tuple[int, ...]]({start: (start,)}), [start]
+    previous, queue = {start: start}, [start]
     for node in queue:
         for target in sorted(targets.get(node, ())):
             if target == start:
-                return chains[node]
-            if target not in chains:
-                chains[target] = (*chains[node], target)
+                chain = [node]
+                while chain[-1] != start:
+                    chain.append(previous[chain[-1]])
+                return tuple(reversed(chain))
+            if target not in previous:
+                previous[target] = node
                 queue.append(target)
     return ()

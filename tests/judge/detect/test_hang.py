@@ -1,5 +1,6 @@
 """Jobs that stop: who is named when only one rank finished, when the job was killed, or when it saves."""
 
+import tracemalloc
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -438,3 +439,14 @@ def test_of_four_ranks_that_stopped_the_one_that_parted_is_named() -> None:
     """The last rank to wait says little about which rank took the wrong branch before."""
     verdict = judge(stopped(differing([1], 40))).verdicts[0]
     assert (verdict.kind, verdict.ranks) == ("desync", (1,))
+
+
+def test_a_deadlock_of_many_ranks_is_found_in_little_memory() -> None:
+    """A running job that stands still is judged again and again; the chain to each rank would take 8 MB."""
+    ring = {rank: {(rank + 1) % 1500} for rank in range(1500)}
+    tracemalloc.start()
+    found = walk(ring, ring)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert found == ((), tuple(range(1500)))
+    assert most < 2 << 20
