@@ -139,12 +139,13 @@ def steps_done(steps: Table, collectives: Table, rank: int) -> int:
 
 def waits_of(run: Run, ranks: Sequence[int]) -> tuple[int, int]:
     """For how many ns these ranks have waited, summed, -1 where one is unknown; when the first began to, 0: unknown."""
-    longest = dict.fromkeys(ranks, UNMEASURED)
-    waits = [one for one in _waits(run) if one.rank in longest]
-    for one in waits:
-        longest[one.rank] = max(longest[one.rank], one.waited)
+    table, waited, longest = run.in_flight, _waited(run), dict.fromkeys(ranks, UNMEASURED)
+    theirs = np.flatnonzero(np.isin(table["kind"], [*_COLLECTIVE]) & np.isin(table["rank"], [*longest]))
+    for i in theirs.tolist():
+        rank = int(table["rank"][i])
+        longest[rank] = max(longest[rank], waited[i])
     known = bool(longest) and UNMEASURED not in longest.values()
-    return sum(longest.values()) if known else UNMEASURED, min((one.start for one in waits), default=0)
+    return sum(longest.values()) if known else UNMEASURED, min(table["start_ns"][theirs].tolist(), default=0)
 
 
 def _of_no_age(run: Run, waiting: dict[int, list[Wait]]) -> Hang | None:

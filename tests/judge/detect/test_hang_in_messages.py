@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hindmost_collector.recordings.tables import table
 from hindmost_collector.report.verdict_lines import of_verdict
+from hindmost_judge.detect import hang
 from hindmost_judge.judge import judge
 from hindmost_judge.model import ANY_PEER, Run
 from hindmost_judge.verdict.schema import Verdict
@@ -106,3 +107,11 @@ def test_a_rank_that_waits_for_one_at_work_has_not_stopped() -> None:
     run = standing((3, "recv", 0, False))
     late = run.in_flight | {"start_ns": run.in_flight["start_ns"] - 3600 * SECOND}
     assert all(verdict.kind != "hang" for verdict in judge(replace(run, in_flight=late)).verdicts)
+
+
+def test_how_long_ranks_wait_is_known_without_their_peers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To find a peer takes a pass over all communicators, and there may be thousands of messages."""
+    run = standing((0, "recv", 1, False), (1, "recv", 0, False), in_collective=(2, 3))
+    monkeypatch.setattr(hang, "_peers", None)
+    waited_ns, first_ns = hang.waits_of(run, (0, 1, 2))
+    assert (waited_ns, first_ns) == (3 * 30 * SECOND, run.in_flight["start_ns"].min())
