@@ -378,7 +378,7 @@ class Judging:
         """Whether a job can wait for free cores."""
         if self._cores_are_full is None:
             return False
-        turn, now, full = self._turn(job), self._clock(), self._full()
+        turn, now, full = self._turns.setdefault(job, self._turn(job)), self._clock(), self._full()
         if full and self.busy and still_s < FULL_LEAST_S:
             return True  # two at once would take a core from two ranks
         if full:
@@ -420,9 +420,8 @@ class Judging:
         return self._turn(job).next
 
     def _turn(self, job: str) -> _Turn:
-        if job not in self._turns:
-            self._turns[job] = _Turn(self._clock())
-        return self._turns[job]
+        """A job's turn; one of its own, that is not kept, where none has begun and the job waits for none."""
+        return self._turns.get(job) or _Turn(self._clock())
 
     def pause_s(self, usual_s: float) -> float:
         """How long to wait until some job's turn comes, or is overdue: no longer than usual."""
@@ -449,7 +448,7 @@ class Judging:
 
     def full_due(self, job: str) -> bool:
         """Whether a full evaluation is due now: for news, or because the last one was long ago."""
-        turn, now = self._turns[job], self._clock()
+        turn, now = self._turn(job), self._clock()
         if self._full() and now - turn.last_whole < turn.between_s(turn.took):
             return False
         return now >= turn.whole and self._affords(turn, WHOLES_AHEAD)
@@ -482,7 +481,7 @@ class Judging:
         to the next one. One that is judged while incremental ones go on (``concurrent``) leaves the job's next turn to
         these. Its new steps are added to ``show``.
         """
-        turn = self._turn(job) if concurrent else self.begun(job)
+        turn = self._turns.setdefault(job, self._turn(job)) if concurrent else self.begun(job)
 
         def of_all(judge: Judge) -> LiveReport:
             asked, before, newest = turn.asked, turn.standing, turn.seen
@@ -517,7 +516,7 @@ class Judging:
 
     def settled(self, job: str) -> bool:
         """Whether the newest steps, as last evaluated, name the same ranks as the full evaluation."""
-        turn = self._turns[job]
+        turn = self._turn(job)
         return turn.seen is not None and not disputed_ranks(turn.standing, turn.seen)
 
     def _charged(self, work: Callable[[Judge], _T], charge: Callable[[float], None]) -> _T | None:
@@ -585,7 +584,7 @@ class Judging:
 
     def begun(self, job: str) -> _Turn:
         """A turn that begins now: when the next one does."""
-        turn, now = self._turn(job), self._clock()
+        turn, now = self._turns.setdefault(job, self._turn(job)), self._clock()
         due = turn.next if 0.0 <= now - turn.next < 2 * WRITE_S else now
         looks_s = min(turn.look_took / OF_A_LARGE_JOB, APART_S) if turn.ranks > MANY_RANKS else 0.0
         turn.last, turn.next = now, due + max(looks_s, self._period)

@@ -54,6 +54,21 @@ def test_judging_takes_a_thousandth_of_full_cores(whole_s: float, until: float, 
     assert [least < after - before < most for before, after in itertools.pairwise(judged)] == [True] * 3
 
 
+def test_what_asks_about_a_job_begins_no_turn_of_it() -> None:
+    """A job waits from when its turn could first come; of one that is forgotten nothing is kept."""
+    now = [0.0]
+    judging = Judging(clock=lambda: now[0], cores_are_full=lambda: True)
+    judging.turn("j"), judging.rows("j"), judging.costly("j"), judging.window_rows("j", 9), judging.overdue("j")
+    now[0] = 200.0
+    assert not judging.due("j")
+    now[0] = 400.0
+    assert judging.due("j")
+    judging.forget("j")
+    judging.turn("j")
+    now[0] = 600.0
+    assert not judging.due("j")
+
+
 @pytest.mark.parametrize("full", [True, False])
 def test_while_a_window_is_judged_no_other_is_while_cores_are_full(full: bool) -> None:
     """Two at once would take a core from two ranks."""
