@@ -1,6 +1,5 @@
 """Which ranks processes are: by the job's other nodes, and by when a Flight Recorder dump saw them enqueue."""
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -149,31 +148,3 @@ def test_what_the_longest_member_lacks_comes_where_it_was_among_another_function
 def test_operations_that_ran_before_the_file_begins_count() -> None:
     """Numbers that begin at four have four before them."""
     assert in_one_order([REDUCE | np.arange(4, 8)])[0] == [4, 5, 6, 7]
-
-
-def test_the_order_of_many_ranks_takes_as_long_as_that_of_few_with_as_many_rows() -> None:
-    """CPU time, of 400,000 rows."""
-    took = []
-    for ranks in (4, 4000):
-        each = np.arange(400_000 // ranks)
-        process, number, zeros = np.repeat(np.arange(ranks), len(each)), np.tile(each, ranks), np.zeros(400_000, int)
-        begun = time.process_time()
-        positions(zeros, zeros, number, number * MS, process)
-        took.append(time.process_time() - begun)
-    assert took[1] < 8 * took[0] + 0.2
-
-
-def test_what_a_process_enqueued_at_once_keeps_the_order_of_its_file(tmp_path: Path) -> None:
-    """A coarse clock gives two functions one time; by their names the second would come first."""
-    for rank in range(2):
-        lines = [
-            profiler_line(
-                WORLD, rank, step, op, BEGIN + step * 10 * MS, *(BEGIN + (10 * step + n) * MS for n in (1, 2, 2))
-            )
-            for step in range(6)
-            for op in ("ReduceScatter", "AllGather")
-        ]
-        (tmp_path / f"prof.{rank}.csv").write_text("".join(lines))
-    run = load(tmp_path)
-    of_gather = run.collectives["op"] == "all_gather"
-    assert sorted(set(run.collectives["seq"][of_gather].tolist())) == [1, 3, 5, 7, 9, 11]
