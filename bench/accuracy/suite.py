@@ -9,7 +9,7 @@ from hindmost_collector.simulate.scenario import LAYOUTS, STOPS
 
 #: Editions of held-out seeds: each is for one measurement, and a judge that was changed after it gets the next. Seeds
 #: below the first edition's are for tuning.
-EDITIONS = {number: (6 + number) * 1_000_000 for number in range(1, 31)}
+EDITIONS = {number: (6 + number) * 1_000_000 for number in range(1, 32)}
 
 SINGLE_CAUSES = ("compute", "gpu_throttle", "gpu_contention", "input", "cpu_contention", "h2d", "gc")
 SIZES = (8, 16, 32, 64, 128, 256, 512, 1024)
