@@ -13,7 +13,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,10 +24,10 @@ import numpy as np
 import results_file
 import suite
 import table
-import two_lanes.families
-import two_lanes.grade
-import two_lanes.table
 from suite import EDITIONS
+from two_lanes import families as lanes
+from two_lanes import grade as lanes_grade
+from two_lanes import table as lanes_table
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))  # a script has its own folder there only
 from bench.checkout import commit
@@ -38,54 +38,18 @@ Result = dict[str, Any]
 
 
 class Suite(NamedTuple):
-    """Families of jobs and how many runs of each, how one is graded, the tables, and what was misjudged."""
+    """How many runs of each family, how one is graded, the tables, and what was misjudged."""
 
-    families: Collection[str]
     shares: Mapping[str, int]
     grade: Callable[[str, int], Result]
     tables: Callable[[list[Result]], list[str]]
     misjudged: Callable[[list[Result]], list[str]]
 
 
-def _misjudged(results: list[Result]) -> list[str]:
-    no_rank = ("link", "network", "stages")  # judged by their kind
-    wrong = [result for result in results if result["family"] not in no_rank and result["named"] not in _right(result)]
-    wrong += [
-        result
-        for result in results
-        if result["family"] in no_rank and (result["named"] or "balanced" in result["kinds"])
-    ]
-    wrong += [
-        result
-        for result in results
-        if result["family"] in ("two_causes", "handover") and result["blamed"] != result["faults"]
-    ]
-    shown = ("ranks", "layout", "causes", "onset", "true", "named", "kinds", "blamed")
-    return [
-        f"{one['family']} {one['seed']} effect {one['effect']:.3f} " + str({key: one[key] for key in shown})
-        for one in sorted(wrong, key=lambda one: (one["family"], one["seed"]))
-    ]
-
-
-def _right(one: Result) -> list[list[int]]:
-    """Whom to name; below 2 % either way is right."""
-    if one["family"] in ("clean", "hidden") or not one["true"]:
-        return [[]]
-    return [list(one["true"]), []] if one["effect"] < 0.02 else [list(one["true"])]
-
-
 SUITES = {
-    "cohorts": Suite(suite.FAMILIES, suite.SHARES, grade.grade, table.tables, _misjudged),
-    "lanes": Suite(
-        two_lanes.families.FAMILIES,
-        two_lanes.families.SHARES,
-        two_lanes.grade.grade,
-        two_lanes.table.tables,
-        two_lanes.table.misjudged,
-    ),
-    "injected": Suite(
-        injected.FAMILIES, injected.SHARES, injected.grade, two_lanes.table.tables, two_lanes.table.misjudged
-    ),
+    "cohorts": Suite(suite.SHARES, grade.grade, table.tables, table.misjudged),
+    "lanes": Suite(lanes.SHARES, lanes_grade.grade, lanes_table.tables, lanes_table.misjudged),
+    "injected": Suite(injected.SHARES, injected.grade, lanes_table.tables, lanes_table.misjudged),
 }
 
 
@@ -110,8 +74,8 @@ def main() -> None:
     if args.results:
         print("\n".join(table.tables(results_file.read(args.results.read_text()))))
         return
-    for name in set(args.family or []) - set(chosen.families):
-        parser.error(f"--family {name}: use one of {', '.join(chosen.families)}")
+    for name in set(args.family or []) - set(chosen.shares):
+        parser.error(f"--family {name}: use one of {', '.join(chosen.shares)}")
     out = args.out or Path(f"{args.suite}.jsonl")
     looked_at = args.base if args.base is not None else TUNING if args.tuning else None
     base = EDITIONS[args.edition] if looked_at is None else looked_at
@@ -156,10 +120,10 @@ def _write(path: Path, chosen: Suite, results: list[Result], base: int, edition:
 def _wanted(chosen: Suite, runs: int | None, base: int, named: list[str] | None) -> list[tuple[str, int]]:
     """Families in turn, so that a run stopped early has some of each."""
     whole = sum(chosen.shares.values())  # a family that has no share is run as often as is asked for
-    families = named or [name for name in chosen.families if chosen.shares[name]]
+    families = named or [name for name, share in chosen.shares.items() if share]
     each = {family: (runs or whole) * (chosen.shares[family] or whole) / whole for family in families}
     counts = {family: max(1, round(count)) for family, count in each.items()}
-    first = {family: base + 10_000 * place for place, family in enumerate(chosen.families)}
+    first = {family: base + 10_000 * place for place, family in enumerate(chosen.shares)}
     keys = [(i / counts[family], family, first[family] + i) for family in families for i in range(counts[family])]
     return [(family, seed) for _, family, seed in sorted(keys)]
 

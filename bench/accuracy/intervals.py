@@ -1,7 +1,7 @@
 """Intervals of 95 %: of rates by Wilson, of counted events by Poisson, of statistics of values by resampling."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,12 @@ def wilson(hits: int, of: int) -> str:
     rate, spread = hits / of, Z * np.sqrt(hits * (of - hits) / of + Z * Z / 4)
     low, high = ((hits + Z * Z / 2 + sign * spread) / (of + Z * Z) for sign in (-1, 1))
     return f"{rate:.3f} [{low:.3f}, {high:.3f}] ({hits}/{of})"
+
+
+def share(hits: Iterable[bool]) -> str:
+    """The share of those that are true, as :func:`wilson` shows it."""
+    each = list(hits)
+    return wilson(sum(each), len(each))
 
 
 def poisson(events: int, of: int, per: int) -> str:

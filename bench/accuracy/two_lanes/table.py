@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from intervals import poisson, wilson
+from intervals import poisson, share
+from table import by_family
 
 Result = dict[str, Any]
 
@@ -24,11 +25,8 @@ HEADS = (
 
 def tables(results: list[Result]) -> list[str]:
     """In Markdown, a line a row."""
-    by: dict[str, list[Result]] = {}
-    for one in results:
-        by.setdefault(one["family"], []).append(one)
     rows = [f"| {' | '.join(HEADS)} |", f"|{' --- |' * len(HEADS)}"]
-    rows += [_row(name, found) for name, found in [*by.items(), ("all", results)]]
+    rows += [_row(name, found) for name, found in [*by_family(results).items(), ("all", results)]]
     clean = [result for result in results if not result["faults"]]
     alarms = poisson(sum(bool(result["named"]) for result in clean), sum(result["steps"] for result in clean), 40_000)
     return [*rows, "", f"False alarms of clean jobs, steps: {alarms}"]
@@ -40,13 +38,13 @@ def _row(name: str, found: list[Result]) -> str:
     late = [result["late"] for result in found if result["late"] is not None]
     costs = [result["cost"] for result in found if result["cost"] is not None]
     shares = [
-        wilson(sum(one["exact"] for one in large), len(large)),
-        wilson(sum(one["exact"] for one in small), len(small)),
-        wilson(sum(one["cause"] == "right" for one in named), len(named)),
-        wilson(sum(one["cause"] != "wrong" for one in named), len(named)),
-        wilson(sum(abs(one) <= STEPS for one in late), len(late)),
-        wilson(sum(abs(cost - 1) <= CLOSE for cost in costs), len(costs)),
-        wilson(sum(result["once"] for result in found), len(found)),
+        share(one["exact"] for one in large),
+        share(one["exact"] for one in small),
+        share(one["cause"] == "right" for one in named),
+        share(one["cause"] != "wrong" for one in named),
+        share(abs(one) <= STEPS for one in late),
+        share(abs(cost - 1) <= CLOSE for cost in costs),
+        share(one["once"] for one in found),
     ]
     return f"| {name} | {' | '.join(shares)} |"
 
