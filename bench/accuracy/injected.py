@@ -58,7 +58,7 @@ class Source:
 GPU = (("gpu", "forward"), ("gpu", "backward"))
 HOST = (("host", "forward"), ("host", "backward"))
 CPU = (("host", "cpu"), ("input", "blocked"))
-SOURCES = (
+_SOURCES = (
     Source("ddp-clean", GPU),
     Source("ddp-slow-compute-onset-rank1", GPU, steps=60),
     # rank 3 enters each of the first seven gathers 1.2 ms after the others, for its host launches them late
@@ -72,6 +72,16 @@ SOURCES = (
     # four ranks on two cores, which differ by a tenth and more without a fault
     *(Source(f"mpi-observed-even-{number}", CPU, blocks=True, least=0.2) for number in range(1, 5)),
 )
+#: The archive of each source; where the corpus is not there, its sources are left out.
+_ARCHIVES = {
+    source.name: path
+    for source in _SOURCES
+    for folder in (CORPUS, OURS)
+    if (path := folder / f"{source.name}.tar.xz").exists()
+}
+SOURCES = {source.name: source for source in _SOURCES if source.name in _ARCHIVES}
+#: Runs of each.
+SHARES = dict.fromkeys(SOURCES, 100)
 #: What is lost of a recording.
 LOSSES = ("", "", "", "clock", "steps", "half", "rows", "metrics")
 KINDS = ("clean", "lasting", "lasting", "onset", "onset", "stalls", "episode")
@@ -99,11 +109,9 @@ class Clean:
 @lru_cache(maxsize=2)
 def clean(name: str) -> Clean:
     """The recording of a source, its first step and what came before left out."""
-    source = next(one for one in SOURCES if one.name == name)
-    path = next(folder / f"{name}.tar.xz" for folder in (OURS, CORPUS) if (folder / f"{name}.tar.xz").exists())
     from hindmost_collector.recordings.load import load  # noqa: PLC0415 - its formats need packages that judging does not
 
-    run = load(path)
+    source, run = SOURCES[name], load(_ARCHIVES[name])
     table = run.collectives
     ranks = np.unique(table["rank"])
     mine = [np.flatnonzero((table["rank"] == rank) & (table["duration_ns"] >= 0)) for rank in ranks]
@@ -180,7 +188,15 @@ def injected(one: Clean, source: Source, fault: Fault) -> tuple[Run, float]:
     lag = np.rint((leaves - one.leaves)[ends]).astype(np.int64)  # of all ranks, once a step is over
     joins = (one.run.collectives["start_ns"] + one.run.collectives["duration_ns"])[one.place][:, ends]
     table |= {"start_ns": start, "duration_ns": took}
-    warp = _Warp(one.ranks, joins, lag)
+
+    def warp(rank: Array, times: Array) -> Array:
+        """Times of ranks, moved by what all ranks lag behind since the last step that was over."""
+        moved, behind = times.copy(), np.append(0, lag)
+        for row, number in enumerate(one.ranks.tolist()):
+            mine = np.flatnonzero(rank == number)
+            moved[mine] += behind[np.searchsorted(joins[row], times[mine], side="right")]
+        return np.asarray(moved)
+
     if "enqueue_ns" in table:
         table["enqueue_ns"] = np.where(
             table["enqueue_ns"] > 0, warp(table["rank"], table["enqueue_ns"]), table["enqueue_ns"]
@@ -194,20 +210,6 @@ def injected(one: Clean, source: Source, fault: Fault) -> tuple[Run, float]:
     intervals["start_ns"] = warp(intervals["rank"], intervals["start_ns"])
     run = replace(one.run, collectives=table, steps=steps, metrics=metrics, intervals=intervals)
     return run, float((leaves - one.leaves)[-1])
-
-
-class _Warp:
-    """Times of ranks, moved by what all ranks lag behind since the last step that was over."""
-
-    def __init__(self, ranks: Array, joins: Array, lag: Array) -> None:
-        self._ranks, self._joins, self._lag = ranks, joins, np.append(0, lag)
-
-    def __call__(self, rank: Array, times: Array) -> Array:
-        moved = times.copy()
-        for row, one in enumerate(self._ranks.tolist()):
-            mine = np.flatnonzero(rank == one)
-            moved[mine] += self._lag[np.searchsorted(self._joins[row], times[mine], side="right")]
-        return np.asarray(moved)
 
 
 def _delays(one: Clean, fault: Fault) -> Array:
@@ -269,7 +271,9 @@ def _with_own(one: Clean, table: Table, fault: Fault, delay: Array) -> Table:
     return found
 
 
-def _longer(one: Clean, source: Source, fault: Fault, delay: Array, warp: _Warp, lost: Array) -> Table:
+def _longer(
+    one: Clean, source: Source, fault: Fault, delay: Array, warp: Callable[[Array, Array], Array], lost: Array
+) -> Table:
     """The log of the steps, with what the fault adds to its rank's phase and to the others' waiting; ``lost`` [S]."""
     table = dict(one.run.steps)
     if not len(table["rank"]):
@@ -320,8 +324,7 @@ def without(run: Run, loss: str, random: np.random.Generator, rank: int) -> Run:
 def made(family: str, seed: int) -> tuple[Run, Any, Truth]:
     """One recording with one fault or none, what was asked for, and what is true of it."""
     random = np.random.default_rng([seed, zlib.crc32(family.encode())])
-    source = next(one for one in SOURCES if one.name == family)
-    whole = clean(family)
+    source, whole = SOURCES[family], clean(family)
     numbers = whole.steps
     length = int(random.integers(max(40, len(numbers) // 2), len(numbers) + 1)) if len(numbers) > 40 else len(numbers)
     first = int(numbers[0]) + int(random.integers(len(numbers) - length + 1))
@@ -374,12 +377,3 @@ def _fault(
         every = int(random.integers(5, 12))
         return Fault(lane, phase, (rank,), float(random.uniform(0.5, 4)) * period, first + every // 2, None, every)
     return Fault(lane, phase, (rank,), size, onset, onset + 25 if kind == "episode" else None)
-
-
-FAMILIES: dict[str, Callable[..., Any]] = {
-    source.name: grade
-    for source in SOURCES
-    if any((folder / f"{source.name}.tar.xz").exists() for folder in (OURS, CORPUS))
-}
-#: Runs of each; where the corpus is not there, its sources are left out.
-SHARES = dict.fromkeys(FAMILIES, 100)

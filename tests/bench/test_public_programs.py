@@ -1,18 +1,14 @@
 """The bench of public programs: what is graded right, and the table in the page."""
 
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from disturbances import DISTURBANCES
+from page import BEGIN, END, document, results
+from truth import _first_death, graded
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "bench/public_programs"))
-
-from disturbances import DISTURBANCES  # noqa: E402 - lies in bench
-from page import BEGIN, END, document, results  # noqa: E402
-from truth import _first_death, graded  # noqa: E402
-
 RECORDINGS = ROOT / "tests/fixtures/recordings"
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -34,7 +35,13 @@ def _job(random: np.random.Generator, seed: int, sizes: tuple[int, ...] = SIZES)
     )
 
 
-def _faulty(random: np.random.Generator, job: Job, lane: str, phases: tuple[str, ...], least: float = LEAST) -> Job:
+def _faulty(
+    random: np.random.Generator,
+    job: Job,
+    lane: str,
+    phases: tuple[str, ...] = ("forward", "backward"),
+    least: float = LEAST,
+) -> Job:
     """With one fault, in every eighth job two on two ranks; in every fourth none."""
     if job.seed % 4 == 0:
         return job
@@ -51,7 +58,7 @@ def _faulty(random: np.random.Generator, job: Job, lane: str, phases: tuple[str,
 def _host_bound(random: np.random.Generator, seed: int, synchronises: str) -> Job:
     host = _share(random, 15, 60)
     job = replace(_job(random, seed), host=host, gpu=host * float(random.uniform(0.3, 0.7)), synchronises=synchronises)
-    return _faulty(random, replace(job, transfer=0.04 * host), "host", ("forward", "backward"))
+    return _faulty(random, replace(job, transfer=0.04 * host), "host")
 
 
 def _input_bound(random: np.random.Generator, seed: int, synchronises: str) -> Job:
@@ -70,7 +77,7 @@ def _gpu_bound(random: np.random.Generator, seed: int, sizes: tuple[int, ...] = 
 
 
 def _gpu(random: np.random.Generator, seed: int) -> Job:
-    return _faulty(random, _gpu_bound(random, seed), "gpu", ("forward", "backward"))
+    return _faulty(random, _gpu_bound(random, seed), "gpu")
 
 
 def _workers(random: np.random.Generator, seed: int) -> Job:
@@ -85,25 +92,25 @@ def _accumulating(random: np.random.Generator, seed: int) -> Job:
     lane = str(random.choice(["gpu", "host"]))
     if lane == "host":
         job = replace(job, host=job.gpu * 1.5)
-    return _faulty(random, job, lane, ("forward", "backward"))
+    return _faulty(random, job, lane)
 
 
 def _evaluating(random: np.random.Generator, seed: int) -> Job:
     job = replace(_gpu_bound(random, seed), evaluate_every=int(random.choice([25, 50])), evaluate=5)
-    return _faulty(random, job, "gpu", ("forward", "backward"))
+    return _faulty(random, job, "gpu")
 
 
 def _pausing(random: np.random.Generator, seed: int) -> Job:
     job = replace(
         _gpu_bound(random, seed), pause_every=int(random.choice([30, 60])), pause=float(random.uniform(500, 4000))
     )
-    return _faulty(random, job, "gpu", ("forward", "backward"))
+    return _faulty(random, job, "gpu")
 
 
 def _sharded(random: np.random.Generator, seed: int) -> Job:
     """In every other job parameters are gathered ahead, two layers at most, as PyTorch does."""
     job = replace(_gpu_bound(random, seed), shape="fsdp", gathers=2 * (seed % 2))
-    return _faulty(random, job, "gpu", ("forward", "backward"))
+    return _faulty(random, job, "gpu")
 
 
 def _grouped(random: np.random.Generator, seed: int, shape: str) -> Job:
@@ -111,19 +118,19 @@ def _grouped(random: np.random.Generator, seed: int, shape: str) -> Job:
     job = replace(job, shape=shape, groups=int(random.choice([2, 4])))
     if shape == "moe":  # how many tokens an expert gets differs from step to step, and nothing counts it
         job = replace(job, noise=replace(job.noise, each=(job.noise.each[0], 0.06)))
-    return _faulty(random, job, "gpu", ("forward", "backward"))
+    return _faulty(random, job, "gpu")
 
 
 def _pipeline(random: np.random.Generator, seed: int, chunks: int) -> Job:
     stages = int(random.choice([2, 4]))
     job = replace(_gpu_bound(random, seed), shape="pipeline", groups=stages, ranks=stages * int(random.choice([2, 4])))
     job = replace(job, chunks=chunks, micro_batches=2 * stages, steps=100, host=0.2 * job.gpu)
-    return _faulty(random, job, "gpu", ("forward", "backward"), least=0.1)
+    return _faulty(random, job, "gpu", least=0.1)
 
 
 def _uneven(random: np.random.Generator, seed: int) -> Job:
     job = replace(_gpu_bound(random, seed), uneven=float(random.uniform(0.05, 0.2)), written="run")
-    return _faulty(random, job, "gpu", ("forward", "backward"), least=0.1)
+    return _faulty(random, job, "gpu", least=0.1)
 
 
 def _unequal(random: np.random.Generator, seed: int) -> Job:
@@ -135,13 +142,13 @@ def _unequal(random: np.random.Generator, seed: int) -> Job:
 def _crowded(random: np.random.Generator, seed: int) -> Job:
     """Ranks share CPUs: their hosts take turns."""
     job = replace(_host_bound(random, seed, "step"), faults=(), crowd=float(random.uniform(0.1, 0.5)))
-    return _faulty(random, job, "host", ("forward", "backward"), least=0.15)
+    return _faulty(random, job, "host", least=0.15)
 
 
 def _two_jobs(random: np.random.Generator, seed: int) -> Job:
     """Another job on some nodes."""
     job = replace(_host_bound(random, seed, "step"), faults=(), neighbour=float(random.uniform(0.1, 0.5)))
-    return _faulty(random, job, "host", ("forward", "backward"), least=0.15)
+    return _faulty(random, job, "host", least=0.15)
 
 
 def _stalling(random: np.random.Generator, seed: int) -> Job:
@@ -171,14 +178,8 @@ def _mpi(random: np.random.Generator, seed: int) -> Job:
 
 
 FAMILIES: dict[str, Callable[[np.random.Generator, int], Job]] = {
-    **{
-        f"host-bound, {when}": lambda random, seed, when=when: _host_bound(random, seed, when)  # type: ignore[misc]
-        for when in SYNCHRONISES
-    },
-    **{
-        f"input-bound, {when}": lambda random, seed, when=when: _input_bound(random, seed, when)  # type: ignore[misc]
-        for when in SYNCHRONISES[:3]
-    },
+    **{f"host-bound, {when}": partial(_host_bound, synchronises=when) for when in SYNCHRONISES},
+    **{f"input-bound, {when}": partial(_input_bound, synchronises=when) for when in SYNCHRONISES[:3]},
     "input-bound, workers": _workers,
     "hidden": _hidden,
     "GPU-bound": _gpu,
@@ -186,10 +187,10 @@ FAMILIES: dict[str, Callable[[np.random.Generator, int], Job]] = {
     "evaluation": _evaluating,
     "pauses": _pausing,
     "sharded": _sharded,
-    "tensor parallel": lambda random, seed: _grouped(random, seed, "tensor"),
-    "experts": lambda random, seed: _grouped(random, seed, "moe"),
-    "pipeline": lambda random, seed: _pipeline(random, seed, 1),
-    "interleaved pipeline": lambda random, seed: _pipeline(random, seed, 2),
+    "tensor parallel": partial(_grouped, shape="tensor"),
+    "experts": partial(_grouped, shape="moe"),
+    "pipeline": partial(_pipeline, chunks=1),
+    "interleaved pipeline": partial(_pipeline, chunks=2),
     "uneven work": _uneven,
     "unequal on purpose": _unequal,
     "shared CPUs": _crowded,
