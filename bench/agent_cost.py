@@ -84,28 +84,29 @@ class Bench:
         self.environ = {**os.environ, "PYTHONPATH": packages(ROOT)}
         self.started: list[subprocess.Popen[str]] = []
 
-    def start(self, *command: str, ready: bool = False) -> subprocess.Popen[str]:
+    def start(self, *command: str) -> subprocess.Popen[str]:
         process = subprocess.Popen(
             command, env=self.environ, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
         )  # fmt: skip
         self.started.append(process)
-        if ready:
-            assert process.stdout is not None
-            self.said = json.loads(process.stdout.readline())
         return process
 
-    def hindmost(self, *args: str) -> subprocess.Popen[str]:
-        return self.start(sys.executable, "-m", "hindmost", *args, ready=True)
+    def hindmost(self, *args: str) -> tuple[subprocess.Popen[str], dict[str, str]]:
+        """A service, and what it says of itself once it is ready."""
+        process = self.start(sys.executable, "-m", "hindmost", *args, "--exit-when-stdin-closes")
+        assert process.stdout is not None
+        return process, json.loads(process.stdout.readline())
 
     def agent_of(self, checkout: Path, collector: str, name: str) -> Watched:
+        """An agent of a checkout, and four training processes of its own: it owns the rings that it reads."""
         self.environ = {**os.environ, "PYTHONPATH": packages(checkout)}
-        return Watched(
-            self.hindmost(
-                "agent", "--collector", collector, "--ring-dir", str(rings(self, name)),
-                "--spool", str(self.folder / f"spool-of-{name}"), "--interval", "1s", "--exit-when-stdin-closes",
-            )
-        )  # fmt: skip
+        rings = self.folder / name
+        rings.mkdir()
+        for rank in range(4):
+            self.start(sys.executable, "-c", RANK, str(rings), str(rank))
+        words = ["--collector", collector, "--ring-dir", str(rings), "--spool", str(self.folder / f"spool-of-{name}")]
+        return Watched(self.hindmost("agent", *words, "--interval", "1s")[0])
 
     def end(self) -> None:
         for process in self.started:
@@ -113,40 +114,22 @@ class Bench:
         for process in self.started:
             process.wait()
 
-    said: dict[str, str]
-
-
-def rings(bench: Bench, name: str) -> Path:
-    """Four training processes of their own for each agent: an agent owns the rings that it reads."""
-    folder = bench.folder / name
-    folder.mkdir()
-    for rank in range(4):
-        bench.start(sys.executable, "-c", RANK, str(folder), str(rank))
-    return folder
-
 
 def measure(seconds: float, also: Path | None = None) -> dict[str, dict[str, float]]:
     with tempfile.TemporaryDirectory(dir="/dev/shm") as name:
         bench = Bench(Path(name))
         try:
-            return _measure(bench, seconds, also)
+            _, said = bench.hindmost("collector", "--listen", "127.0.0.1:0", "--out", str(bench.folder / "run"))
+            watched = {"agent 1 Hz": bench.agent_of(ROOT, said["grpc"], "rings-1")}
+            if also:
+                watched["also 1 Hz"] = bench.agent_of(also, said["grpc"], "rings-also")
+            time.sleep(5)  # start-up is not what is asked for
+            for one in watched.values():
+                one.mark()
+            time.sleep(seconds)
+            return {name: one.result() for name, one in watched.items()}
         finally:
             bench.end()
-
-
-def _measure(bench: Bench, seconds: float, also: Path | None) -> dict[str, dict[str, float]]:
-    bench.hindmost(
-        "collector", "--listen", "127.0.0.1:0", "--out", str(bench.folder / "run"), "--exit-when-stdin-closes"
-    )
-    collector = bench.said["grpc"]
-    watched = {"agent 1 Hz": bench.agent_of(ROOT, collector, "rings-1")}
-    if also:
-        watched["also 1 Hz"] = bench.agent_of(also, collector, "rings-also")
-    time.sleep(5)  # start-up is not what is asked for
-    for one in watched.values():
-        one.mark()
-    time.sleep(seconds)
-    return {name: one.result() for name, one in watched.items()}
 
 
 def spread(values: list[float]) -> dict[str, float]:

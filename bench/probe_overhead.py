@@ -110,7 +110,7 @@ def calls(directory: Path, kind: str = "") -> dict[str, Any]:
         "HINDMOST_JOB_ID": "bench",
         "HINDMOST_RING_DIR": str(directory / "rings"),
         "RANK": "0",
-        "WORLD_SIZE": "1",  # a process that no launcher calls a rank is not observed
+        "WORLD_SIZE": "1",
     }
     # A process that no launcher calls the only rank of its job is not recorded: there would be nothing to measure.
     argv = ["mpirun", "--bind-to", "none", "-np", "1", program, "200", "300" if kind == "messages" else "20000", kind]

@@ -48,19 +48,9 @@ class Soak:
         self.simulated_every_s = simulated_every_s
         self.jobs = self.simulated = self.failed = 0
         self.sent_s: list[float] = []
-        limit = ["--retention-gib", str(retention_gib)]
-        self.collector = self.start(
-            "collector",
-            "--listen",
-            "127.0.0.1:0",
-            "--http",
-            "127.0.0.1:0",
-            "--store",
-            str(folder / "store"),
-            "--flush-seconds",
-            "2",
-            *limit,
-        )
+        words = "--listen 127.0.0.1:0 --http 127.0.0.1:0 --flush-seconds 2".split()
+        words += ["--store", str(folder / "store"), "--retention-gib", str(retention_gib)]
+        self.collector = self.start("collector", *words)
         assert self.collector.stdout is not None
         bound = json.loads(self.collector.stdout.readline())
         self.address, self.page = bound["grpc"], bound["http"]

@@ -175,7 +175,9 @@ class Bench:
                 time.sleep(SLICE_S)
             time.sleep(SETTLED_S)
             guests = [pid for pid in children(run.pid) if is_guest(pid)]
-            usual = [(time.monotonic(), used_by(guests)), *self._slice(USUAL_S, guests)]
+            usual = [(time.monotonic(), used_by(guests))]
+            time.sleep(USUAL_S)
+            usual.append((time.monotonic(), used_by(guests)))
             end = time.monotonic() + seconds
             for stopped in itertools.cycle((False, True, True, False)):
                 switched.append(self._slice_ends(run))
@@ -208,11 +210,6 @@ class Bench:
             time.sleep(HPL_LOOK_S)
         self.solved.append(self.hpl.stat().st_mtime - time.time() + time.monotonic())
         return self.solved[-1]
-
-    @staticmethod
-    def _slice(seconds: float, guests: list[int]) -> list[tuple[float, Used]]:
-        time.sleep(seconds)
-        return [(time.monotonic(), used_by(guests))]
 
     def _compared(self, usual: list[tuple[float, Used]], switched: list[float], used: list[float]) -> dict[str, Any]:
         ended = np.fromfile(self.folder / "steps") if self.hpl is None else np.array(self.solved)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -133,15 +133,7 @@ class _Stage:
 
     def __init__(self, machine: _Machine, stage: int, ranks: Array) -> None:
         self.machine, self.job, self.stage, self.ranks = machine, machine.job, stage, ranks
-        draws = machine.draws
-        self.draws = replace(
-            draws,
-            host=draws.host[..., ranks],
-            gpu=draws.gpu[..., ranks],
-            late=draws.late[:, ranks],
-            queued=draws.queued[:, ranks],
-            work=draws.work[:, ranks],
-        )
+        self.draws = machine.draws.of(ranks)
         self.extra = {key: ms[:, ranks] for key, ms in machine.extra.items()}
         self.unharmed = np.zeros(len(ranks))
         self.host = np.zeros(len(ranks))

@@ -28,6 +28,11 @@ class Draws:
     work: Array
     transfer: Array
 
+    def of(self, ranks: Array) -> "Draws":
+        """Those of some ranks."""
+        own = (self.host, self.gpu, self.late, self.queued, self.work)
+        return Draws(*(values[..., ranks] for values in own), self.transfer)
+
 
 def draw(job: Job) -> Draws:
     """The numbers of a job, by its seed."""

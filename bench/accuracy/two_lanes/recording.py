@@ -167,20 +167,16 @@ def _rows(job: Job, history: History, work: Array) -> Run:
 
 
 def _by_rank(name: str, parts: list[dict[str, Any]]) -> dict[str, Array]:
-    lengths = [len(part["rank"]) for part in parts]
+    """A table of parts, whose columns are arrays or one value for all rows; ordered by rank."""
     names = dict.fromkeys(column for part in parts for column in part)
-    columns = {column: [part.get(column, -1) for part in parts] for column in names}
-    whole = table(name, **{column: _column(values, lengths) for column, values in columns.items()})
+    each = [(part, len(part["rank"])) for part in parts]
+    columns = {
+        column: np.concatenate([np.broadcast_to(part.get(column, -1), count) for part, count in each])
+        for column in names
+    }
+    whole = table(name, **columns)
     order = np.argsort(whole["rank"], kind="stable")
     return {column: values[order] for column, values in whole.items()}
-
-
-def _column(parts: list[Any], lengths: list[int]) -> Array:
-    """A table's column of arrays and of what is the same in a whole part."""
-    if not any(np.ndim(one) for one in parts):
-        return np.repeat(parts, lengths)
-    each = zip(parts, lengths, strict=True)
-    return np.concatenate([one if isinstance(one, np.ndarray) else np.full(count, one) for one, count in each])
 
 
 def _step(clocks: Clocks, step: Step, work: Array) -> dict[str, Any]:
