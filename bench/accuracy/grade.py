@@ -30,28 +30,35 @@ def grade(family: str, seed: int) -> dict[str, Any]:
     report = judge(simulated.run)
     took = time.perf_counter() - begun
     naming = [verdict for verdict in report.verdicts if verdict.kind in NAMING]
-    return {
+    row = {
         "family": family,
         "seed": seed,
         "ranks": job.ranks,
         "steps": job.steps,
         "layout": job.layout,
-        "causes": sorted({fault.cause for fault in job.faults}),
         "onset": min((fault.onset for fault in job.faults), default=None),
-        "true": sorted({rank for fault in job.faults for rank in fault.ranks}),
         "faults": sorted([rank, fault.cause] for fault in job.faults for rank in fault.ranks),
         "blamed": sorted([rank, str(verdict.cause)] for verdict in naming for rank in verdict.ranks),
         "effect": _effect(job, simulated.truth),
-        "named": sorted({rank for verdict in naming for rank in verdict.ranks}),
         "top": naming[0].ranks[0] if naming and naming[0].ranks else None,
-        "said": [[verdict.kind, verdict.confidence, _is_right(verdict, job)] for verdict in naming],
+        "confidences": [verdict.confidence for verdict in naming],
+        "right": [int(_is_right(verdict, job)) for verdict in naming],
         "kinds": [verdict.kind for verdict in report.verdicts],
-        "verdict_causes": sorted({str(verdict.cause) for verdict in naming}),
         "since": min((verdict.since_step for verdict in naming if verdict.since_step is not None), default=None),
         "cost": _cost(job, simulated.truth, naming),
         "error": _error(job, simulated, list(report.verdicts)),
         "judge_seconds": took,
-        "baselines": {name: sorted(rule(simulated.run)) for name, rule in BASELINES.items()},
+    }
+    return whole(row | {name: sorted(rule(simulated.run)) for name, rule in BASELINES.items()})
+
+
+def whole(row: dict[str, Any]) -> dict[str, Any]:
+    """A run with what follows from its faults and from what was blamed: ranks and causes alone."""
+    return row | {
+        "causes": sorted({cause for _, cause in row["faults"]}),
+        "true": sorted({rank for rank, _ in row["faults"]}),
+        "named": sorted({rank for rank, _ in row["blamed"]}),
+        "verdict_causes": sorted({cause for _, cause in row["blamed"]}),
     }
 
 

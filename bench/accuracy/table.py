@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from baselines import BASELINES
 from intervals import bootstrap, poisson, share, wilson
 
 Result = dict[str, Any]
@@ -210,7 +211,7 @@ def _alarms(clean: list[Result]) -> str:
 
 def _reliability(results: list[Result]) -> list[str]:
     """Of the verdicts said with some confidence, the share that names only ranks at fault."""
-    graded = [(float(sure), bool(right)) for result in results for _, sure, right in result["said"]]
+    graded = [pair for one in results for pair in zip(one["confidences"], one["right"], strict=True)]
     rows = []
     for low, high in itertools.pairwise(BINS):
         held = [right for sure, right in graded if low <= sure < high]
@@ -225,9 +226,9 @@ def _beside(by: Families) -> list[str]:
         "| on the same runs | precision | recall | sets: exact F1 | clean jobs in which a rank is named |",
         "| --- | --- | --- | --- | --- |",
     ]
-    for name in ["hindmost", *(lone[0]["baselines"] if lone else [])]:
+    for name in ["hindmost", *(BASELINES if lone else [])]:
         jobs, clean, sets = (
-            [one if name == "hindmost" else one | {"named": one["baselines"][name]} for one in held]
+            [one if name == "hindmost" else one | {"named": one[name]} for one in held]
             for held in (lone, by["clean"], by["sets"])
         )
         columns = (precision(jobs), recall(jobs), exact_f1(sets), share(bool(one["named"]) for one in clean))

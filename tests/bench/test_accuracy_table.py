@@ -8,12 +8,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import baselines
 import intervals
 import pytest
 import results_file
 import suite
 import table
+from baselines import BASELINES
+from grade import whole
 
 BENCH = Path(__file__).parents[2] / "bench/accuracy"
 
@@ -56,21 +57,19 @@ def test_what_is_kept_of_runs_tells_all_that_tables_need() -> None:
     kept = results_file.text({"edition": 4}, runs)
     assert results_file.read(kept) == runs
     assert len(kept.splitlines()) >= len(runs)
-    assert not {"named", "said", "baselines"} & set(json.loads(kept)["columns"])
+    assert not {"named", "true", "causes", "verdict_causes"} & set(json.loads(kept)["columns"])
 
 
 def runs_of_each_family() -> list[dict[str, Any]]:
     """A run of each family, all of them judged right; two of the family whose faults are small."""
-    names = baselines.BASELINES
-    common = {"seed": 1, "ranks": 8, "steps": 200, "layout": "dp", "true": [3], "top": 3, "onset": 5, "since": 5}
-    measured = {"effect": 0.1, "error": 0.001, "cost": 1.0, "judge_seconds": 0.5}
-    report = {"causes": ["input"], "verdict_causes": ["input"], "kinds": ["slow_link", "straggler"], "named": [3]}
-    whom = {"said": [["straggler", 0.9, True]], "faults": [[3, "input"]], "blamed": [[3, "input"]]}
-    found = common | measured | report | whom | {"baselines": {name: [3] * place for place, name in enumerate(names)}}
-    nothing = {name: [] for name in ("true", "named", "said", "faults", "blamed", "causes", "verdict_causes")}
+    common = {"seed": 1, "ranks": 8, "steps": 200, "layout": "dp", "top": 3, "onset": 5, "since": 5}
+    measured = {"effect": 0.1, "error": 0.001, "cost": 1.0, "judge_seconds": 0.5, "confidences": [0.9], "right": [1]}
+    report = {"kinds": ["slow_link", "straggler"], "faults": [[3, "input"]], "blamed": [[3, "input"]]}
+    found = common | measured | report | {name: [3] * place for place, name in enumerate(BASELINES)}
+    nothing = {name: [] for name in ("faults", "blamed", "confidences", "right")}
     clean = nothing | {"kinds": ["balanced"], "top": None, "onset": None, "since": None, "cost": None}
     families = [name for name, share in suite.SHARES.items() if share]
-    runs = [found | (clean if family in ("clean", "hidden") else {}) | {"family": family} for family in families]
+    runs = [whole(found | (clean if name in ("clean", "hidden") else {}) | {"family": name}) for name in families]
     small = next(place for place, one in enumerate(runs) if one["family"] == "small")
     return [*runs[: small + 1], runs[small] | {"effect": 0.03, "steps": 100}, *runs[small + 1 :]]
 
@@ -90,23 +89,22 @@ def test_a_family_of_its_own_kind_of_fault_is_counted_right_where_it_is(family: 
     """Its row counts verdicts with the true rank, cause and kind, and no others."""
     name = {"stops": "hang or desync", "stages": "a pipeline's stage", "two_causes": "two ranks, two causes: each"}
     name["handover"] = "one rank, one cause after another: both"
+    each, both = [[1, "gc"], [3, "input"]], [[1, "gc"], [1, "input"]]
     right = {
-        "stops": {"causes": ["hang"], "kinds": ["hang"], "true": [3], "named": [3], "blamed": [[3, "unknown"]]},
-        "stages": {"causes": ["compute"], "kinds": ["uneven_workload"], "true": [0, 1], "named": [], "blamed": []},
-        "two_causes": {"causes": ["gc", "input"], "kinds": ["straggler"] * 2, "true": [1, 3], "named": [1, 3]}
-        | {"blamed": [[1, "gc"], [3, "input"]], "faults": [[1, "gc"], [3, "input"]]},
-        "handover": {"causes": ["gc", "input"], "kinds": ["straggler"] * 2, "true": [1], "named": [1]}
-        | {"blamed": [[1, "gc"], [1, "input"]], "faults": [[1, "gc"], [1, "input"]]},
+        "stops": {"kinds": ["hang"], "faults": [[3, "hang"]], "blamed": [[3, "hang"]]},
+        "stages": {"kinds": ["uneven_workload"], "faults": [[0, "compute"], [1, "compute"]], "blamed": []},
+        "two_causes": {"kinds": ["straggler"] * 2, "faults": each, "blamed": each},
+        "handover": {"kinds": ["straggler"] * 2, "faults": both, "blamed": both},
     }[family]
     wrong = {
-        "stops": [{"kinds": ["desync"]}, {"named": [2]}, {"kinds": ["hang", "straggler"]}],
-        "stages": [{"kinds": ["balanced"]}, {"named": [0, 1]}],
+        "stops": [{"kinds": ["desync"]}, {"blamed": [[2, "hang"]]}, {"kinds": ["hang", "straggler"]}],
+        "stages": [{"kinds": ["balanced"]}, {"blamed": [[0, "compute"], [1, "compute"]]}],
         "two_causes": [{"blamed": [[1, "input"], [3, "gc"]]}, {"blamed": [[1, "gc"]]}],
-        "handover": [{"blamed": [[1, "gc"]]}, {"blamed": [[1, "gc"], [1, "input"], [2, "gc"]], "named": [1, 2]}],
+        "handover": [{"blamed": [[1, "gc"]]}, {"blamed": [*both, [2, "gc"]]}],
     }[family]
-    common = {"family": family, "seed": 1, "steps": 90, "effect": 0.1, "cost": 1.0, "said": [], "faults": []}
+    common = {"family": family, "seed": 1, "steps": 90, "effect": 0.1, "cost": 1.0, "confidences": [], "right": []}
     for report, share in ((right, "1.000"), *((right | one, "0.000") for one in wrong)):
-        (row,) = [line for line in table.tables([common | report]) if name[family] in line]
+        (row,) = [line for line in table.tables([whole(common | report)]) if name[family] in line]
         assert row.split("|")[2].split()[0] == share
 
 
