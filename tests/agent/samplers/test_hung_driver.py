@@ -276,7 +276,7 @@ def test_a_node_without_a_gpu_has_no_thread_for_one(tmp_path: Any) -> None:
     before = set(threads())
     runner = Runner(samplers.load(), Host(dev=tmp_path), NS)
     runner.run(0)
-    assert set(threads()) == before
+    assert set(threads()) <= before  # one of an earlier test may end meanwhile
 
 
 def test_the_thread_ends_with_its_runner(gpu_host: Host) -> None:
