@@ -22,7 +22,7 @@ from hindmost_judge.model import FINISHED, NONBLOCKING, PROFILED, VANISHED, Job,
 from hindmost_judge.settings import Settings
 from hindmost_judge.stats.robust import median
 from hindmost_judge.timeline.phases import training
-from hindmost_judge.types import UNREAD, Ints
+from hindmost_judge.types import UNREAD, Array
 from hindmost_judge.verdict.advice import in_python, of_stopped, place, with_gpus
 from hindmost_judge.verdict.endings import RAISED, ended_by_launcher, last_words
 from hindmost_judge.verdict.schema import Stall, Verdict, WhichOperation
@@ -211,14 +211,15 @@ def find_ended_stalls(run: Run, blocks: Blocks | None, settings: Settings) -> tu
     halted = halted if len(halted) < settings.min_stalls else []  # more are a verdict's
     every, looks = len(np.unique(run.collectives["rank"])), np.searchsorted(moments, run.stacks["time_ns"], "right") - 1
     gaps = np.union1d(np.flatnonzero(np.diff(moments) >= hang_timeout_ns), halted).astype(int).tolist()
-    found = {at: _stall(run, int(moments[at]), int(moments[at + 1]), np.flatnonzero(looks == at), began) for at in gaps}
-    seen = [one for at, one in found.items() if at in halted or at in looks or one.waiting == every > 1]
-    awaited = [one for one in found.values() if one.ranks and len(one.ranks) + one.waiting == every]
-    whom = [one.ranks for one in awaited]
-    once = [one for one in awaited if one not in seen and whom.count(one.ranks) == 1]
+    spans = {at: (int(moments[at]), int(moments[at + 1])) for at in gaps}
+    waits = {at: _waited_for(run, *span) for at, span in spans.items()}
+    found = {at: _stall(run, span, waits[at], looks == at, began) for at, span in spans.items()}
+    seen = [at for at in gaps if at in halted or at in looks or waits[at][1] == every > 1]
+    awaited = {at: late for at, (late, waiting, _) in waits.items() if late and len(late) + waiting == every}
+    once = [found[at] for at in awaited if at not in seen and [*awaited.values()].count(awaited[at]) == 1]
     begin = (first_step - began) / 1e9
-    start_up = [_stall_sentence(run, stall, START_UP) for stall in seen if stall.until_s <= begin]
-    stalls = tuple(stall for stall in seen if stall.until_s > begin)
+    start_up = [_stall_sentence(run, found[at], START_UP) for at in seen if found[at].until_s <= begin]
+    stalls = tuple(found[at] for at in seen if found[at].until_s > begin)
     sentences = [_stall_sentence(run, stall, STALL) for stall in _longest(stalls)]
     more = len(stalls) - len(sentences)
     sentences += [f"{more} more stall{'s' if more > 1 else ''}"] if more else []
@@ -275,9 +276,9 @@ def _advice_on_stall(stall: Stall, run: Run) -> str:
     return f"find out what {names(stall.ranks)} did then" if stall.ranks else "check what all ranks share: the network"
 
 
-def _stall(run: Run, since: int, until: int, looks: Ints, began: int) -> Stall:
-    """What is known of the time between two moments, in which the stacks with indices ``looks`` were taken."""
-    late, waiting, where = _waited_for(run, since, until)
+def _stall(run: Run, span: tuple[int, int], waits: tuple[list[int], int, str], looks: Array, began: int) -> Stall:
+    """What is known of the time between two moments, in which the stacks ``looks`` were taken."""
+    (since, until), (late, waiting, where) = span, waits
     halted = during(run, since, until)
     if halted and not late:  # it was stopped inside the operation
         late, waiting = sorted(halted), max(waiting - len(halted), 0)

@@ -91,6 +91,21 @@ def test_a_stall_of_the_network_needs_no_observation() -> None:
     assert note.startswith("stall 25.0 s without progress, from 0.4 s after the job's start; every rank was in")
 
 
+def test_each_stop_inside_an_operation_is_a_stall_of_the_stopped_rank() -> None:
+    """However many there are: every rank is in the operation, and samples show whom the others waited for."""
+    run = held_up(stalled(0.0), 9_000.0 * (np.arange(60) % 10 == 5))
+    began, long = run.job.started_ns or 0, run.collectives["duration_ns"] > 8 * SECOND
+    times = np.arange(began, int(run.collectives["start_ns"].max()), SECOND // 2)
+    begins = run.collectives["start_ns"][long & (run.collectives["rank"] == 1)]
+    inside = ((times >= begins[:, None]) & (times < begins[:, None] + 9 * SECOND)).any(axis=0)
+    labels = '{"job": "made", "rank": "1"}'
+    states = [
+        ("node0", "hindmost_process_stopped", labels, *one) for one in zip(times.tolist(), inside * 1.0, strict=True)
+    ]
+    stalls = judge(with_rows(run, metrics=from_rows("metrics", states))).job.stalls
+    assert [(stall.ranks, stall.waiting, bool(stall.stopped_s)) for stall in stalls] == [((1,), 2, True)] * 6
+
+
 def test_a_pause_shorter_than_a_hang_is_not_reported() -> None:
     """Stacks are fetched at half of a hang's patience, and the job may go on then."""
     assert judge(looked_at(stalled(3.0), (1, 2.5, STACK))).notes == ()
