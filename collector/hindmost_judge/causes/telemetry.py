@@ -341,13 +341,14 @@ class Samples:
         """[R] one quantity over these steps (indices; default all); ``None`` where no rank has it, NaN for ranks
         without it.
 
-        A rank without a sample in those steps, too short for the sampling rate, counts by the samples between the
-        first and the last of them, else by all of the run's.
+        A rank without a sample in chosen steps, too short for the sampling rate, counts by the samples between the
+        first and the last of them, else by all of the run's. Of all steps it then has none: what it did before or after
+        them is not of these.
         """
         key = name, b"" if steps is None else np.asarray(steps).tobytes()
         if key not in self._known:
             between = [] if steps is None or not len(steps) else [np.arange(np.min(steps), np.max(steps) + 1)]
-            self._known[key] = self._level(name, [steps, *between], whenever=True)
+            self._known[key] = self._level(name, [steps, *between], whenever=steps is not None)
         return self._known[key]
 
     def until(self, step: int, name: str) -> Floats | None:

@@ -128,6 +128,17 @@ def test_what_was_not_sampled_is_missing() -> None:
     assert Samples(run, np.array([99]), np.empty(0)).level("sm_clock") is None
 
 
+def test_of_all_steps_nothing_is_known_by_samples_before_or_after_them() -> None:
+    """A hang that is sampled for minutes says nothing of the steps before it; in chosen ones the nearest samples do."""
+    labels, second = json.dumps({"rank": "0"}), 10**9
+    counted = [("node0", "hindmost_process_children", labels, at * second + second // 2, 4.0) for at in (-1, 10)]
+    samples = Samples(made(1, more={"metrics": from_rows("metrics", counted)}), np.arange(1), np.arange(11.0) * second)
+    chosen = samples.level("children", np.array([4, 6]))
+    assert samples.level("children") is None
+    assert chosen is not None
+    assert chosen.tolist() == [4.0]
+
+
 def test_a_rank_has_the_gpu_on_which_its_node_saw_it_compute() -> None:
     """Of this job only; a rank's own statement stands, and no rank gets a GPU that was not observed."""
     run = loads.make(loads.Load(ranks=4))
