@@ -109,13 +109,22 @@ def _send(number: signal.Signals) -> Callable[[Job], None]:
     return act
 
 
-def _out_of_memory(job: Job) -> None:
-    """What rank 1 allocates from now on is charged to a group with next to nothing."""
-    time.sleep(job.settle)
+def _from_then_on(state: Callable[[Job], contextlib.AbstractContextManager[None]]) -> Callable[[Job], None]:
+    """Have the job in this state until it ends."""
+
+    def act(job: Job) -> None:
+        time.sleep(job.settle)
+        with state(job):
+            while job.runs():
+                time.sleep(0.05)
+
+    return act
+
+
+def _no_memory(job: Job) -> contextlib.AbstractContextManager[None]:
+    """What rank 1 allocates is charged to a group with next to nothing."""
     limit = str(2 << 20)
-    with _group("memory", job, {"memory.limit_in_bytes": limit}, {"memory.max": limit}):
-        while job.runs():
-            time.sleep(0.05)
+    return _group("memory", job, {"memory.limit_in_bytes": limit}, {"memory.max": limit})
 
 
 def _hang(job: Job) -> None:
@@ -219,13 +228,6 @@ def _quota(job: Job) -> contextlib.AbstractContextManager[None]:
     return _group("cpu", job, first, {"cpu.max": "50000 100000"})
 
 
-def _quota_later(job: Job) -> None:
-    time.sleep(job.settle)
-    with _quota(job):
-        while job.runs():
-            time.sleep(0.05)
-
-
 def _has_group(controller: str, second: str) -> Callable[[], str | None]:
     """Whether groups can have limits by ``controller`` of the first version, or ``second`` of the other."""
 
@@ -247,6 +249,12 @@ _SLOW = ("straggler", "intermittent")
 _STOPPED = ("hang", "desync", "stall")
 
 
+def _limited(name: str, **how: Any) -> Disturbance:
+    """Rank 1 has a quota of CPU time: the kernel stops a group that has used it up."""
+    causes = ("stopped", "cpu_contention")
+    return Disturbance(name, (1,), _SLOW, causes, queues=True, lacks=_has_group("cpu", "cpu"), **how)
+
+
 def _death(name: str, cause: str, act: Callable[[Job], None], **more: Any) -> Disturbance:
     """Rank 1 dies, and with it the job."""
     return Disturbance(name, (1,), _STOPPED, (cause,), ended=True, dies=True, act=act, **more)
@@ -259,24 +267,8 @@ DISTURBANCES = {
         Disturbance("stopped 250 ms every 2 s", (1,), _SLOW, ("stopped",), act=_stop_and_go(0.25, 2.0)),
         Disturbance("stopped 100 ms every 500 ms", (1,), _SLOW, ("stopped",), act=_stop_and_go(0.1, 0.5)),
         Disturbance("stopped 30 ms every 100 ms", (1,), _SLOW, ("stopped",), act=_stop_and_go(0.03, 0.1)),
-        Disturbance(
-            "half a core by quota",
-            (1,),
-            _SLOW,
-            ("stopped", "cpu_contention"),  # the kernel stops a group that has used up its quota
-            queues=True,
-            start=_quota,
-            lacks=_has_group("cpu", "cpu"),
-        ),
-        Disturbance(
-            "half a core by quota, later",
-            (1,),
-            _SLOW,
-            ("stopped", "cpu_contention"),
-            queues=True,
-            act=_quota_later,
-            lacks=_has_group("cpu", "cpu"),
-        ),
+        _limited("half a core by quota", start=_quota),
+        _limited("half a core by quota, later", act=_from_then_on(_quota)),
         Disturbance(
             "core shared with stress-ng",
             (1,),
@@ -299,7 +291,7 @@ DISTURBANCES = {
         _death(
             "memory limited",
             "out of memory",
-            _out_of_memory,
+            _from_then_on(_no_memory),
             applies=lambda program: program.python,
             lacks=_has_group("memory", "memory"),
         ),
